@@ -1,0 +1,1 @@
+//! Tools, parsing of tool calls, the episode loop.

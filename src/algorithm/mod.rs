@@ -1,0 +1,1 @@
+//! Pure maths of reinforcement learning: advantages, losses, statistics. No I/O.

@@ -1,0 +1,1 @@
+//! Held-out evaluation: pass@k and behaviour, with confidence intervals.

@@ -1,0 +1,1 @@
+//! An answer in, a verdict out: task + sandbox.

@@ -1,0 +1,1 @@
+//! Qwen2/Qwen3: configuration, weights, forward and hand-written backward.

@@ -1,0 +1,1 @@
+//! What people see: header, progress, tables, curves, the run page.

@@ -1,0 +1,1 @@
+//! Where programs run: isolation, limits, supervision, output.

@@ -1,0 +1,1 @@
+//! What a run strings together: rejection fine-tuning, reinforcement learning, evaluation.

@@ -1,0 +1,1 @@
+//! Task files and the built-in task families.

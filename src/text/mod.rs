@@ -1,0 +1,1 @@
+//! Tokenizer, chat format and the rule that sampled tokens are never re-tokenised.

@@ -1,0 +1,1 @@
+//! One training step: batches, optimizer, schedule, checkpoint, metrics.

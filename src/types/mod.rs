@@ -1,0 +1,15 @@
+//! The words everybody speaks: plain data that travels between rooms, with no behaviour beyond keeping itself consistent.
+//!
+//! ```text
+//! Task -> Episode (Transcript, Ending, Verdict) -> Group -> Sample -> Batch
+//! ```
+
+mod batch;
+mod episode;
+mod random;
+mod task;
+
+pub use batch::{Batch, Sample};
+pub use episode::{Ending, Episode, EpisodeCounts, Group, Transcript, Verdict};
+pub use random::{Key, Purpose};
+pub use task::{Slot, Task, TaskOrigin, Workspace};
