@@ -6,10 +6,12 @@
 
 mod batch;
 mod episode;
+mod progress;
 mod random;
 mod task;
 
 pub use batch::{Batch, Sample};
 pub use episode::{Ending, Episode, EpisodeCounts, Group, Transcript, Verdict};
+pub use progress::{Phase, Progress, Silent};
 pub use random::{Key, Purpose};
 pub use task::{Slot, Task, TaskOrigin, Workspace};
