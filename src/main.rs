@@ -1,1 +1,11 @@
-fn main() {}
+//! The program: everything is in the library, see `src/lib.rs` for the map.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // A sandbox's helper is this program started again; it must do nothing else first.
+    if let Some(code) = learner::sandbox::helper_entry() {
+        return code;
+    }
+    learner::cli::main()
+}

@@ -1,4 +1,21 @@
-//! The command line: one file per subcommand.
+//! The command line: one file per subcommand, `setup.rs` for what several need.
+
+mod config;
+mod doctor;
+mod evaluate;
+mod generate;
+mod sandbox;
+mod score;
+mod setup;
+mod signals;
+mod tasks;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::{ArgAction, Parser, Subcommand};
+
+use crate::report::Verbosity;
 
 /// How a command ends when it does not end well. `main` prints the one line and exits with the code.
 #[derive(Debug, thiserror::Error)]
@@ -21,5 +38,109 @@ impl CliError {
             CliError::Refused(_) => 2,
             CliError::Interrupted(_) => 3,
         }
+    }
+
+    pub fn failed(error: impl ToString) -> CliError {
+        CliError::Failed(error.to_string())
+    }
+
+    pub fn refused(error: impl ToString) -> CliError {
+        CliError::Refused(error.to_string())
+    }
+}
+
+/// Trains Qwen2.5/Qwen3 coding agents with reinforcement learning.
+///
+/// Without a subcommand it trains; without arguments it trains the quick start, in minutes, on this machine's CPU.
+#[derive(Parser)]
+#[command(name = "learner", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    train: train::TrainArguments,
+    #[command(flatten)]
+    output: OutputArguments,
+}
+
+#[derive(clap::Args, Clone, Debug)]
+pub struct OutputArguments {
+    /// One JSON object on standard output and nothing else there
+    #[arg(long, global = true)]
+    json: bool,
+    /// Show more
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+    /// Show warnings and errors only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+}
+
+impl OutputArguments {
+    fn verbosity(&self) -> Verbosity {
+        match (self.quiet, self.verbose) {
+            (true, _) => Verbosity::Quiet,
+            (false, 0) => Verbosity::Normal,
+            (false, _) => Verbosity::Verbose,
+        }
+    }
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a policy (also what happens without a subcommand)
+    Train(train::TrainArguments),
+    /// Measure a policy on held-out tasks
+    Evaluate(evaluate::EvaluateArguments),
+    /// Generate text from a model
+    Generate(generate::GenerateArguments),
+    /// Log-probability and entropy of every given token
+    Score(score::ScoreArguments),
+    /// Make, show and check task files
+    Tasks(tasks::TasksArguments),
+    /// Run a command in the sandbox
+    Sandbox(sandbox::SandboxArguments),
+    /// What this machine offers and what is missing
+    Doctor,
+    /// Work with run files
+    Config(config::ConfigArguments),
+}
+
+/// Reads the command line, runs it and turns the outcome into an exit code.
+pub fn main() -> ExitCode {
+    let line = CommandLine::parse();
+    let output = line.output;
+    let result = match line.command {
+        None => train::run(&line.train, &output),
+        Some(Command::Train(arguments)) => train::run(&arguments, &output),
+        Some(Command::Evaluate(arguments)) => evaluate::run(&arguments, &output),
+        Some(Command::Generate(arguments)) => generate::run(&arguments, &output),
+        Some(Command::Score(arguments)) => score::run(&arguments, output.json),
+        Some(Command::Tasks(arguments)) => tasks::run(&arguments, output.json),
+        Some(Command::Sandbox(arguments)) => sandbox::run(&arguments, output.json),
+        Some(Command::Doctor) => doctor::run(&output),
+        Some(Command::Config(arguments)) => config::run(&arguments, &output),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // An empty message: the command has already said what there is to say.
+            let message = error.to_string();
+            if !message.is_empty() {
+                eprintln!("learner: {message}");
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// Prints the one object of a `--json` command.
+fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
+    use std::io::Write;
+    let text = serde_json::to_string(value).map_err(CliError::failed)?;
+    match writeln!(std::io::stdout(), "{text}") {
+        // Whoever read it has read enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.map_err(|error| CliError::Failed(format!("standard output: {error}"))),
     }
 }

@@ -1,1 +1,140 @@
-//! The run file: every room owns its settings, this room composes and checks them.
+//! The run file: what a run does, in TOML, layered from a recipe, further files and the command line.
+//!
+//! Every room owns its settings and their defaults; this room composes and checks them. Keys that no room knows are
+//! refused with the file that holds them.
+
+mod layers;
+mod recipes;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use layers::{ConfigError, Layers};
+pub use recipes::{RECIPES, recipe};
+
+use crate::train::{CheckpointSettings, StepSettings};
+use crate::{agent, engine, evaluate, sandbox, stage};
+
+/// A whole run file. What is left out has the default of its room, which is the quick start's value.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunFile {
+    pub run: RunSettings,
+    pub model: ModelSettings,
+    pub tasks: TaskSettings,
+    pub agent: agent::Settings,
+    pub engine: engine::Settings,
+    pub rft: stage::RftSettings,
+    pub rl: stage::RlSettings,
+    pub step: StepSettings,
+    pub evaluate: evaluate::Settings,
+    pub checkpoint: CheckpointSettings,
+    pub sandbox: sandbox::Settings,
+}
+
+/// The run as a whole.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunSettings {
+    /// Names the run directory under `runs/` when `--out` does not.
+    pub name: String,
+    pub seed: u64,
+    /// Where the model runs: `cpu`.
+    pub device: String,
+    /// Threads of the model; 0 takes all cores. The result does not depend on it.
+    pub threads: usize,
+    /// Episodes of each rollout kept in `episodes/` for people to read.
+    pub episodes_kept: usize,
+}
+
+impl Default for RunSettings {
+    fn default() -> Self {
+        RunSettings { name: "run".into(), seed: 0, device: "cpu".into(), threads: 0, episodes_kept: 16 }
+    }
+}
+
+/// The policy that a run starts from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelSettings {
+    /// A Hugging Face directory: config.json, safetensors, tokenizer.json.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<PathBuf>,
+    /// Without a directory: the shape of a model drawn at random, in the keys of a Hugging Face config.json. The quick
+    /// start's tokenizer goes with it and gives `vocab_size`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initialise: Option<toml::Table>,
+}
+
+/// What there is to solve. A name is a file in the format of `docs/tasks.md`, or `builtin:train` and `builtin:held_out`
+/// for the quick start's own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TaskSettings {
+    pub train: String,
+    /// Empty: `held_out_share` of the training tasks are set apart, chosen by their ids.
+    pub held_out: String,
+    pub held_out_share: f64,
+}
+
+impl Default for TaskSettings {
+    fn default() -> Self {
+        TaskSettings { train: "builtin:train".into(), held_out: "builtin:held_out".into(), held_out_share: 0.2 }
+    }
+}
+
+impl RunFile {
+    /// Checks every setting.
+    ///
+    /// # Errors
+    /// One line that names the key, what was found and what would do.
+    pub fn check(&self) -> Result<(), String> {
+        let name = &self.run.name;
+        if name.is_empty() || name.contains(['/', '\\', '\0']) || name.starts_with('.') {
+            return Err(format!("run.name = {name:?}: must be a plain folder name"));
+        }
+        if self.run.device != "cpu" {
+            return Err(format!("run.device = {:?}: this build knows only \"cpu\"", self.run.device));
+        }
+        match (&self.model.directory, &self.model.initialise) {
+            (Some(_), Some(_)) => return Err("model.directory and model.initialise: give one of them".into()),
+            (None, None) => return Err("model: give --model DIR, model.directory or [model.initialise]".into()),
+            _ => {}
+        }
+        if !(0.0..1.0).contains(&self.tasks.held_out_share) {
+            return Err(format!("tasks.held_out_share = {}: must be at least 0 and below 1", self.tasks.held_out_share));
+        }
+        self.agent.check()?;
+        self.engine.check()?;
+        self.rft.check()?;
+        self.rl.check()?;
+        self.step.check()?;
+        self.evaluate.check()?;
+        self.checkpoint.check()?;
+        if self.rl.steps > 0 && self.engine.temperature == 0.0 {
+            return Err("engine.temperature = 0: reinforcement learning needs attempts that differ; set it above 0 or rl.steps = 0".into());
+        }
+        Ok(())
+    }
+
+    /// What the stages need of it.
+    pub fn stage_settings(&self) -> stage::Settings {
+        stage::Settings {
+            seed: self.run.seed,
+            agent: self.agent.clone(),
+            engine: self.engine.clone(),
+            rft: self.rft.clone(),
+            rl: self.rl.clone(),
+            step: self.step.clone(),
+            evaluate: self.evaluate.clone(),
+            checkpoint: self.checkpoint.clone(),
+            episodes_kept: self.run.episodes_kept,
+        }
+    }
+
+    /// The run file as TOML, every key written out.
+    pub fn to_toml(&self) -> Result<String, String> {
+        toml::to_string_pretty(self).map_err(|error| format!("the settings cannot be written as TOML: {error}"))
+    }
+}

@@ -1,1 +1,181 @@
-//! Held-out evaluation: pass@k and behaviour, with confidence intervals.
+//! Held-out evaluation: how often a policy solves tasks it was never trained on, how sure we are of that, and how it
+//! behaves while it tries.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::agent::{Rollout, RolloutError, Work};
+use crate::algorithm::{mean_interval, pass_at_k};
+use crate::engine::Engine;
+use crate::types::{Ending, Episode, Key, Purpose, Task};
+
+/// How much is evaluated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Held-out tasks drawn for the run (all of them when there are fewer).
+    pub tasks: usize,
+    /// Attempts at each task, at temperature 1 unless the engine is set otherwise.
+    pub samples: usize,
+    /// Tasks whose change was never seen in their skeleton, drawn besides and reported apart.
+    pub structure_tasks: usize,
+    /// Steps of reinforcement learning between evaluations; 0 for none between.
+    pub every: usize,
+    /// Attempts at each task in those.
+    pub samples_between: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { tasks: 200, samples: 8, structure_tasks: 24, every: 16, samples_between: 2 }
+    }
+}
+
+impl Settings {
+    /// # Errors
+    /// Names the first setting that makes no sense.
+    pub fn check(&self) -> Result<(), String> {
+        for (name, value) in [("tasks", self.tasks), ("samples", self.samples), ("samples_between", self.samples_between)] {
+            if value == 0 {
+                return Err(format!("evaluate.{name} = 0: must be at least 1"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The held-out tasks of a run, drawn once from its seed.
+pub struct HeldOut<'a> {
+    /// The tasks of the main figure.
+    pub main: Vec<&'a Task>,
+    /// Tasks with a change never seen in their skeleton.
+    pub structure: Vec<&'a Task>,
+}
+
+impl<'a> HeldOut<'a> {
+    /// Draws the tasks of a run with this seed from a pool.
+    pub fn draw(pool: &'a [Task], settings: &Settings, seed: u64) -> HeldOut<'a> {
+        let is_structure = |task: &&Task| task.origin.as_ref().is_some_and(|origin| origin.split == "structure");
+        let (mut structure, mut main): (Vec<&Task>, Vec<&Task>) = pool.iter().partition(is_structure);
+        Key::new(Purpose::Evaluation, &[seed, 0]).shuffle(&mut main);
+        Key::new(Purpose::Evaluation, &[seed, 1]).shuffle(&mut structure);
+        main.truncate(settings.tasks);
+        structure.truncate(settings.structure_tasks);
+        HeldOut { main, structure }
+    }
+}
+
+/// What an evaluation found. Shares are over episodes that were not lost to infrastructure faults.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// Mean over tasks of the share of attempts that passed.
+    pub pass_at_1: f64,
+    /// Unbiased estimate that at least one of 8 attempts passes; absent with fewer than 8 samples.
+    pub pass_at_8: Option<f64>,
+    /// 95 % confidence interval of `pass_at_1` over draws of tasks.
+    pub ci95: [f64; 2],
+    pub tasks: usize,
+    pub samples: usize,
+    /// Share of episodes that ran the visible tests.
+    pub ran_tests: f64,
+    /// Share of episodes that edited again after a failing run.
+    pub edited_after_failure: f64,
+    pub turns_mean: f64,
+    pub episode_tokens_mean: f64,
+    /// Episodes by ending.
+    pub endings: BTreeMap<String, usize>,
+    /// Episodes lost to infrastructure faults.
+    pub dropped: usize,
+    /// The same on tasks whose change was never seen in their skeleton.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub structure: Option<SplitScore>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SplitScore {
+    pub pass_at_1: f64,
+    pub ci95: [f64; 2],
+    pub tasks: usize,
+}
+
+/// Where the random numbers of an evaluation come from.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    pub seed: u64,
+    pub stream: u64,
+    pub version: u32,
+}
+
+/// Runs `samples` attempts at every held-out task and sums them up.
+///
+/// # Errors
+/// As [`Rollout::collect`]; also when every episode of a task set was lost to infrastructure faults.
+pub fn evaluate(
+    rollout: &Rollout,
+    engine: &mut dyn Engine,
+    held_out: &HeldOut,
+    samples: usize,
+    stream: Stream,
+    on_episode: &mut dyn FnMut(&Episode),
+    stop: &dyn Fn() -> bool,
+) -> Result<(Evaluation, Vec<Episode>), RolloutError> {
+    let tasks: Vec<&Task> = held_out.main.iter().chain(&held_out.structure).copied().collect();
+    let Stream { seed, stream, version } = stream;
+    let work = Work { tasks: &tasks, samples, seed, stream, step: 0, version };
+    let episodes = rollout.collect(engine, &work, on_episode, stop)?;
+    let (main, structure) = episodes.split_at(held_out.main.len() * samples);
+    let mut evaluation = summarise(main, samples);
+    if !structure.is_empty() {
+        let Evaluation { pass_at_1, ci95, tasks, .. } = summarise(structure, samples);
+        evaluation.structure = Some(SplitScore { pass_at_1, ci95, tasks });
+    }
+    Ok((evaluation, episodes))
+}
+
+/// `episodes` hold `samples` attempts at each task, task by task. A task all of whose attempts were lost counts in no mean.
+fn summarise(episodes: &[Episode], samples: usize) -> Evaluation {
+    let mut rates = Vec::new();
+    let mut any_of_8 = Vec::new();
+    for attempts in episodes.chunks(samples.max(1)) {
+        let valid = attempts.iter().filter(|episode| !episode.verdict.infrastructure()).count();
+        let passed = attempts.iter().filter(|episode| episode.verdict.passed()).count();
+        if valid > 0 {
+            rates.push(passed as f64 / valid as f64);
+        }
+        if valid >= 8 {
+            any_of_8.extend(pass_at_k(valid as u64, passed as u64, 8));
+        }
+    }
+    let valid: Vec<&Episode> = episodes.iter().filter(|episode| !episode.verdict.infrastructure()).collect();
+    let mean = |value: &dyn Fn(&Episode) -> f64| {
+        if valid.is_empty() { 0.0 } else { valid.iter().map(|episode| value(episode)).sum::<f64>() / valid.len() as f64 }
+    };
+    let share = |holds: &dyn Fn(&Episode) -> bool| mean(&|episode| if holds(episode) { 1.0 } else { 0.0 });
+    let average = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
+    // Without tasks nothing is known of the rate but that it is one.
+    let ci95 = mean_interval(&rates).map_or([0.0, 1.0], |interval| {
+        let interval = interval.clamped(0.0, 1.0);
+        [interval.low, interval.high]
+    });
+    Evaluation {
+        pass_at_1: average(&rates),
+        pass_at_8: (!any_of_8.is_empty()).then(|| average(&any_of_8)),
+        ci95,
+        tasks: rates.len(),
+        samples,
+        ran_tests: share(&|episode| episode.counts.runs > 0),
+        edited_after_failure: share(&|episode| episode.counts.edited_after_failure),
+        turns_mean: mean(&|episode| episode.counts.turns as f64),
+        episode_tokens_mean: mean(&|episode| episode.transcript.ids.len() as f64),
+        endings: count_endings(episodes),
+        dropped: episodes.len() - valid.len(),
+        structure: None,
+    }
+}
+
+/// Episodes by ending, every ending named.
+pub fn count_endings(episodes: &[Episode]) -> BTreeMap<String, usize> {
+    let count = |ending: Ending| episodes.iter().filter(|episode| episode.ending == ending).count();
+    Ending::ALL.iter().map(|&ending| (ending.name().to_owned(), count(ending))).collect()
+}

@@ -1,1 +1,333 @@
-//! What a run strings together: rejection fine-tuning, reinforcement learning, evaluation.
+//! What a run strings together: evaluation, rejection fine-tuning, evaluation, reinforcement learning, evaluation.
+//!
+//! ```text
+//! mod.rs     the order of the points of a run, and going on from any of them
+//! rft.rs     scripted demonstrations -> what passes -> imitation steps
+//! rl.rs      groups of rollouts -> advantages -> policy steps
+//! state.rs   what a checkpoint must remember
+//! summary.rs what the run found, for summary.json
+//! ```
+//!
+//! A run is a pure function of its settings: it may be stopped and resumed at any point and ends with the same weights.
+
+mod rft;
+mod rl;
+mod state;
+mod summary;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::Serialize;
+
+pub use rft::RftSettings;
+pub use rl::RlSettings;
+pub use state::{Point, RunState};
+pub use summary::Summary;
+
+use crate::agent::{self, Rollout, RolloutError, Surroundings};
+use crate::device::Device;
+use crate::engine::{self, BuiltinEngine};
+use crate::evaluate::{self, Evaluation, HeldOut, Stream};
+use crate::grader::Grader;
+use crate::model::Model;
+use crate::text::{ChatFormat, Tokenizer};
+use crate::train::optimizer::{AdamW, AdamWSettings};
+use crate::train::{CheckpointError, CheckpointSettings, Checkpoints, FileError, MetricsLog, StepSettings, write_atomically};
+use crate::types::{Episode, Progress, Task};
+
+/// Everything that decides what a run computes.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub seed: u64,
+    pub agent: agent::Settings,
+    pub engine: engine::Settings,
+    pub rft: RftSettings,
+    pub rl: RlSettings,
+    pub step: StepSettings,
+    pub evaluate: evaluate::Settings,
+    pub checkpoint: CheckpointSettings,
+    /// Episodes of each rollout written to `episodes/` for people to read.
+    pub episodes_kept: usize,
+}
+
+/// What a run works with and does not change.
+pub struct Context<'a> {
+    pub directory: &'a Path,
+    pub settings: &'a Settings,
+    pub tokenizer: &'a Tokenizer,
+    pub format: &'a ChatFormat,
+    pub tokenizer_json: &'a [u8],
+    pub grader: &'a Grader,
+    /// Threads that run tests and grade.
+    pub workers: usize,
+    pub train_tasks: &'a [Task],
+    pub held_out: HeldOut<'a>,
+    pub progress: &'a dyn Progress,
+    /// Told of every object written to `metrics.jsonl`.
+    pub on_metrics: &'a dyn Fn(&serde_json::Value),
+    /// True once the run has been asked to end its step, save and stop.
+    pub stop: &'a dyn Fn() -> bool,
+}
+
+/// What a run changes.
+pub struct Learner<D: Device> {
+    pub model: Model<D>,
+    pub optimizer: AdamW<D>,
+    pub state: RunState,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Saved and stopped as asked; `--resume` goes on from here.
+    #[error("stopped after {steps} steps; everything up to there is saved")]
+    Stopped { steps: usize },
+    #[error("{0}")]
+    Failed(String),
+    #[error(transparent)]
+    Rollout(RolloutError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// Random streams of token sampling: training has one, every evaluation its own.
+mod stream {
+    pub const TRAINING: u64 = 0;
+    pub const EVALUATE_BEFORE_RFT: u64 = 1;
+    pub const EVALUATE_AFTER_RFT: u64 = 2;
+    pub const EVALUATE_AFTER_RL: u64 = 3;
+    /// Plus the step.
+    pub const EVALUATE_BETWEEN: u64 = 1000;
+}
+
+/// Runs from where `learner.state` is to the end.
+///
+/// # Errors
+/// [`RunError::Stopped`] when `context.stop` said so and a checkpoint holds everything done so far; otherwise what failed.
+pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>) -> Result<Summary, RunError> {
+    let checkpoints = Checkpoints::new(context.directory.join("checkpoints"), context.settings.checkpoint.keep);
+    checkpoints.sweep()?;
+    let log = MetricsLog::open(&context.directory.join("metrics.jsonl"), learner.state.metrics_lines)?;
+    let mut run = Run { context, learner, checkpoints, log };
+    match run.to_the_end() {
+        Err(RunError::Rollout(RolloutError::Stopped)) => Err(run.save_and_stop()?),
+        result => result,
+    }
+}
+
+struct Run<'r, D: Device> {
+    context: &'r Context<'r>,
+    learner: &'r mut Learner<D>,
+    checkpoints: Checkpoints,
+    log: MetricsLog,
+}
+
+impl<D: Device> Run<'_, D> {
+    fn to_the_end(&mut self) -> Result<Summary, RunError> {
+        loop {
+            match self.learner.state.point {
+                Point::EvaluateBefore => {
+                    self.evaluate_fully("before_rft", stream::EVALUATE_BEFORE_RFT)?;
+                    self.enter(Point::Rft, self.context.settings.rft.optimizer());
+                }
+                Point::Rft => {
+                    self.fine_tune()?;
+                    self.enter(Point::EvaluateAfterRft, self.context.settings.rl.optimizer());
+                    self.save()?;
+                }
+                Point::EvaluateAfterRft => {
+                    self.evaluate_fully("after_rft", stream::EVALUATE_AFTER_RFT)?;
+                    self.enter(Point::Rl, self.context.settings.rl.optimizer());
+                }
+                Point::Rl => {
+                    self.reinforce()?;
+                    self.enter(Point::EvaluateAfterRl, self.context.settings.rl.optimizer());
+                    self.save()?;
+                }
+                Point::EvaluateAfterRl => {
+                    self.evaluate_fully("after_rl", stream::EVALUATE_AFTER_RL)?;
+                    return self.summarise();
+                }
+            }
+        }
+    }
+
+    /// Moves to the next point with a fresh optimizer.
+    fn enter(&mut self, point: Point, optimizer: AdamWSettings) {
+        self.learner.state.point = point;
+        self.learner.state.step = 0;
+        self.learner.optimizer = AdamW::new(&self.learner.model, optimizer);
+    }
+
+    /// Evaluates with all samples, unless the run already has this evaluation.
+    fn evaluate_fully(&mut self, name: &str, stream: u64) -> Result<(), RunError> {
+        self.evaluate(name, stream, self.context.settings.evaluate.samples)
+    }
+
+    fn evaluate(&mut self, name: &str, stream: u64, samples: usize) -> Result<(), RunError> {
+        if self.learner.state.evaluations.contains_key(name) {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let context = self.context;
+        context.grader.forget();
+        let total = (context.held_out.main.len() + context.held_out.structure.len()) * samples;
+        let phase = context.progress.phase(&format!("evaluate {}", name.replace('_', " ")), Some(total as u64));
+        let (mut passed, mut ended) = (0usize, 0usize);
+        let mut on_episode = |episode: &Episode| {
+            ended += 1;
+            passed += episode.verdict.passed() as usize;
+            phase.advance(1, &format!("pass {:.3}", passed as f64 / ended as f64));
+        };
+        let stream = Stream { seed: context.settings.seed, stream, version: self.learner.state.version() };
+        let rollout = rollout(context);
+        let mut engine = builtin_engine(context, &self.learner.model);
+        let (evaluation, episodes) =
+            evaluate::evaluate(&rollout, &mut engine, &context.held_out, samples, stream, &mut on_episode, context.stop)
+                .map_err(RunError::Rollout)?;
+        if evaluation.tasks == 0 {
+            return Err(RunError::Failed(format!("evaluation {name}: every episode was lost: {}", first_fault(&episodes))));
+        }
+        phase.finish(&format!("{}: {}", name.replace('_', " "), describe(&evaluation)));
+        self.learner.state.count_verdicts(context.grader);
+        self.learner.state.count_wall_limits(&episodes);
+        self.keep_episodes(name, &episodes)?;
+        self.note_evaluation(name, evaluation, started)
+    }
+
+    fn note_evaluation(&mut self, name: &str, evaluation: Evaluation, started: Instant) -> Result<(), RunError> {
+        #[derive(Serialize)]
+        struct Line<'a> {
+            stage: &'static str,
+            name: &'a str,
+            step: u32,
+            #[serde(flatten)]
+            evaluation: &'a Evaluation,
+            seconds: f64,
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let step = self.learner.state.version();
+        self.write_metrics(&Line { stage: "evaluation", name, step, evaluation: &evaluation, seconds })?;
+        self.learner.state.add_seconds("evaluate", seconds);
+        self.learner.state.evaluations.insert(name.to_owned(), evaluation);
+        Ok(())
+    }
+
+    fn write_metrics(&mut self, metrics: &impl Serialize) -> Result<(), RunError> {
+        let value = serde_json::to_value(metrics).map_err(|error| RunError::Failed(format!("metrics: {error}")))?;
+        self.log.append(&value)?;
+        (self.context.on_metrics)(&value);
+        Ok(())
+    }
+
+    /// Writes a checkpoint of this moment.
+    fn save(&mut self) -> Result<PathBuf, RunError> {
+        let started = Instant::now();
+        self.learner.state.metrics_lines = self.log.commit()?;
+        let step = self.learner.state.steps();
+        let Learner { model, optimizer, state } = &*self.learner;
+        let path = self.checkpoints.save(step, model, Some(optimizer), self.context.tokenizer_json, state)?;
+        self.context.progress.detail(&format!("checkpoint {}", path.display()));
+        self.learner.state.add_seconds("checkpoint", started.elapsed().as_secs_f64());
+        Ok(path)
+    }
+
+    /// Called when the run was asked to stop: saves unless the newest checkpoint already holds this step.
+    fn save_and_stop(&mut self) -> Result<RunError, RunError> {
+        let steps = self.learner.state.steps();
+        let saved = self.checkpoints.latest()?.map(|(_, step)| step);
+        if saved != Some(steps) && steps > 0 {
+            self.save()?;
+        }
+        Ok(RunError::Stopped { steps })
+    }
+
+    /// Keeps some episodes of a rollout in a form that people can read.
+    fn keep_episodes(&self, name: &str, episodes: &[Episode]) -> Result<(), RunError> {
+        #[derive(Serialize)]
+        struct Kept<'a> {
+            task_id: &'a str,
+            sample: u32,
+            #[serde(flatten)]
+            verdict: &'a crate::types::Verdict,
+            ending: crate::types::Ending,
+            counts: &'a crate::types::EpisodeCounts,
+            text: String,
+            ids: &'a [u32],
+            sampled: Vec<u8>,
+            log_probs: &'a [f32],
+        }
+        let kept = self.context.settings.episodes_kept.min(episodes.len());
+        if kept == 0 {
+            return Ok(());
+        }
+        let mut lines = Vec::new();
+        for episode in episodes.iter().step_by(episodes.len().div_ceil(kept)) {
+            let kept = Kept {
+                task_id: &episode.task_id,
+                sample: episode.sample_index,
+                verdict: &episode.verdict,
+                ending: episode.ending,
+                counts: &episode.counts,
+                text: self.context.tokenizer.decode(&episode.transcript.ids),
+                ids: &episode.transcript.ids,
+                sampled: episode.transcript.sampled.iter().map(|&sampled| sampled as u8).collect(),
+                log_probs: &episode.transcript.log_probs,
+            };
+            serde_json::to_writer(&mut lines, &kept).map_err(|error| RunError::Failed(format!("episodes: {error}")))?;
+            lines.push(b'\n');
+        }
+        let folder = self.episodes_folder()?;
+        Ok(write_atomically(&folder.join(format!("{name}.jsonl")), &lines)?)
+    }
+
+    fn episodes_folder(&self) -> Result<PathBuf, RunError> {
+        let folder = self.context.directory.join("episodes");
+        std::fs::create_dir_all(&folder).map_err(|source| FileError::new(&folder, source))?;
+        Ok(folder)
+    }
+
+    fn surroundings(&self) -> Surroundings<'_> {
+        surroundings(self.context)
+    }
+}
+
+fn surroundings<'a>(context: &'a Context) -> Surroundings<'a> {
+    Surroundings { tokenizer: context.tokenizer, format: context.format, settings: &context.settings.agent }
+}
+
+fn rollout<'a>(context: &'a Context) -> Rollout<'a> {
+    Rollout {
+        surroundings: surroundings(context),
+        grader: context.grader,
+        concurrent: context.settings.engine.max_sequences,
+        workers: context.workers,
+    }
+}
+
+fn builtin_engine<'a, D: Device>(context: &Context, model: &'a Model<D>) -> BuiltinEngine<'a, D> {
+    let sampleable = context.tokenizer.vocabulary_size();
+    BuiltinEngine::new(model, context.settings.engine.clone(), context.format.stop_token(), sampleable)
+}
+
+/// The line that sums up an evaluation.
+fn describe(evaluation: &Evaluation) -> String {
+    let Evaluation { pass_at_1, pass_at_8, ci95: [low, high], tasks, samples, .. } = evaluation;
+    let pass_at_8 = pass_at_8.map(|value| format!("  pass@8 {value:.3}")).unwrap_or_default();
+    format!(
+        "pass@1 {pass_at_1:.3} [{low:.3}, {high:.3}]{pass_at_8}  runs tests {:.2}  edits again after a failure {:.2}  \
+         ({tasks} tasks x {samples})",
+        evaluation.ran_tests, evaluation.edited_after_failure
+    )
+}
+
+/// Why an episode was lost, for people.
+fn first_fault(episodes: &[Episode]) -> String {
+    let fault = episodes.iter().find_map(|episode| match &episode.verdict {
+        crate::types::Verdict::Infrastructure(reason) => Some(reason.clone()),
+        _ => None,
+    });
+    fault.unwrap_or_else(|| "no reason was given".into())
+}

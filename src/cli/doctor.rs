@@ -1,0 +1,86 @@
+//! `learner doctor`: what this machine offers and what is missing.
+
+use serde::Serialize;
+
+use super::setup::bytes;
+use super::{CliError, OutputArguments, print_json};
+use crate::device::Cpu;
+use crate::report::Reporter;
+use crate::sandbox::{self, Sandbox, Tier};
+use crate::types::Progress;
+
+#[derive(Serialize)]
+struct Findings {
+    version: &'static str,
+    processor: String,
+    threads: usize,
+    memory_bytes: Option<u64>,
+    devices: Vec<&'static str>,
+    sandbox: Vec<TierFinding>,
+    /// The quick start can run here.
+    ready: bool,
+}
+
+#[derive(Serialize)]
+struct TierFinding {
+    tier: String,
+    works: bool,
+    /// What holds in it, or why it cannot be had.
+    details: Vec<String>,
+}
+
+pub fn run(output: &OutputArguments) -> Result<(), CliError> {
+    let sandbox: Vec<TierFinding> = [Tier::A, Tier::B].into_iter().map(probe).collect();
+    let ready = sandbox.iter().any(|finding| finding.works);
+    let findings = Findings {
+        version: env!("CARGO_PKG_VERSION"),
+        processor: Cpu::new().description(),
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        memory_bytes: memory_bytes(),
+        devices: vec!["cpu"],
+        sandbox,
+        ready,
+    };
+    if output.json {
+        print_json(&findings)?;
+    } else {
+        show(&findings, output);
+    }
+    if ready { Ok(()) } else { Err(CliError::Failed("no sandbox tier works here: programs cannot be run safely".into())) }
+}
+
+fn probe(tier: Tier) -> TierFinding {
+    let settings = sandbox::Settings { tier: Some(tier), minimum_tier: tier, ..sandbox::Settings::default() };
+    match Sandbox::start(&settings) {
+        Ok(sandbox) => {
+            let details = sandbox.guarantees().iter().map(|(name, how)| format!("{name}: {how}")).collect();
+            TierFinding { tier: tier.to_string(), works: true, details }
+        }
+        Err(error) => TierFinding { tier: tier.to_string(), works: false, details: vec![error.to_string()] },
+    }
+}
+
+fn show(findings: &Findings, output: &OutputArguments) {
+    let row = |name: &str, value: String| (name.to_owned(), value);
+    let mut rows = vec![
+        row("version", findings.version.into()),
+        row("processor", findings.processor.clone()),
+        row("threads", findings.threads.to_string()),
+        row("memory", findings.memory_bytes.map_or("unknown".into(), bytes)),
+        row("devices", findings.devices.join(", ")),
+    ];
+    for finding in &findings.sandbox {
+        let state = if finding.works { "works" } else { "cannot be had" };
+        rows.push(row(&format!("sandbox tier {}", finding.tier), state.into()));
+        rows.extend(finding.details.iter().map(|detail| row("", detail.clone())));
+    }
+    rows.push(row("quick start", if findings.ready { "ready: run `learner`" } else { "cannot run" }.into()));
+    Reporter::new(output.verbosity(), false).header("learner doctor", &rows);
+}
+
+/// Memory that can be had without pushing others out.
+fn memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
+}

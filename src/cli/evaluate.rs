@@ -1,0 +1,77 @@
+//! `learner evaluate`: pass@1 and pass@8 of a policy on tasks it was not trained on.
+
+use std::path::PathBuf;
+
+use super::setup::{self, Text};
+use super::train::{SettingArguments, evaluation_rows};
+use super::{CliError, OutputArguments, print_json, signals::StopSignal};
+use crate::agent::{Rollout, Surroundings};
+use crate::engine::BuiltinEngine;
+use crate::evaluate::{HeldOut, Stream, evaluate};
+use crate::grader::Grader;
+use crate::report::Reporter;
+use crate::types::{Episode, Progress};
+
+#[derive(clap::Args)]
+pub struct EvaluateArguments {
+    #[command(flatten)]
+    settings: SettingArguments,
+    /// Tasks to evaluate on: a task file; the run file's held-out tasks when left out
+    #[arg(long = "on", value_name = "FILE")]
+    on: Option<PathBuf>,
+    /// Attempts at each task
+    #[arg(long)]
+    samples: Option<usize>,
+}
+
+pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<(), CliError> {
+    let mut run_file = arguments.settings.resolve()?;
+    if let Some(samples) = arguments.samples {
+        run_file.evaluate.samples = samples;
+        run_file.check().map_err(CliError::Refused)?;
+    }
+    let pool = match &arguments.on {
+        Some(path) => setup::read(&path.display().to_string())?,
+        None => setup::Tasks::load(&run_file)?.held_out,
+    };
+    if pool.is_empty() {
+        return Err(CliError::Refused("there are no tasks to evaluate on".into()));
+    }
+    let text = Text::load(run_file.model.directory.as_deref())?;
+    setup::set_threads(run_file.run.threads)?;
+    let model = setup::load_model(&run_file, &text)?;
+    let sandbox = setup::start_sandbox(&run_file)?;
+    let workers = sandbox.parallel();
+    let grader = Grader::new(sandbox);
+    let stop = StopSignal::listen()?;
+    let reporter = Reporter::new(output.verbosity(), output.json);
+
+    let held_out = HeldOut::draw(&pool, &run_file.evaluate, run_file.run.seed);
+    let total = (held_out.main.len() + held_out.structure.len()) * run_file.evaluate.samples;
+    let phase = reporter.phase("evaluate", Some(total as u64));
+    let mut passed = 0;
+    let mut on_episode = |episode: &Episode| {
+        passed += episode.verdict.passed() as usize;
+        phase.advance(1, &format!("passed {passed}"));
+    };
+    let surroundings = Surroundings { tokenizer: &text.tokenizer, format: &text.format, settings: &run_file.agent };
+    let rollout = Rollout { surroundings, grader: &grader, concurrent: run_file.engine.max_sequences, workers };
+    let vocabulary = text.tokenizer.vocabulary_size();
+    let mut engine = BuiltinEngine::new(&model, run_file.engine.clone(), text.format.stop_token(), vocabulary);
+    let stream = Stream { seed: run_file.run.seed, stream: 0, version: 0 };
+    let samples = run_file.evaluate.samples;
+    let (evaluation, _) =
+        evaluate(&rollout, &mut engine, &held_out, samples, stream, &mut on_episode, &|| stop.raised()).map_err(|error| {
+            if stop.raised() { CliError::Interrupted("stopped; nothing was kept".into()) } else { CliError::failed(error) }
+        })?;
+    phase.finish("");
+    if evaluation.tasks == 0 {
+        return Err(CliError::Failed("every episode was lost to infrastructure faults".into()));
+    }
+    if output.json {
+        return print_json(&evaluation);
+    }
+    let (headers, rows) = evaluation_rows(&[("policy", &evaluation)]);
+    reporter.table("held-out tasks", &headers, &rows);
+    Ok(())
+}

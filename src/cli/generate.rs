@@ -1,0 +1,95 @@
+//! `learner generate`: text from a model, by the engine that samples rollouts.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::setup::{self, Text};
+use super::{CliError, OutputArguments, print_json};
+use crate::engine::{self, BuiltinEngine, Engine, Finish, SampleKey};
+
+#[derive(clap::Args)]
+pub struct GenerateArguments {
+    /// Hugging Face directory of the model
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// What to say to it; standard input when left out
+    #[arg(long)]
+    prompt: Option<String>,
+    /// System turn before the prompt
+    #[arg(long, default_value = "")]
+    system: String,
+    /// Continue the prompt as bare text, without chat turns
+    #[arg(long)]
+    raw: bool,
+    /// Tokens to generate at most
+    #[arg(long, default_value_t = 256)]
+    max_tokens: usize,
+    /// 0 takes the most probable token
+    #[arg(long, default_value_t = 1.0)]
+    temperature: f32,
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Serialize)]
+struct Generated {
+    text: String,
+    ids: Vec<u32>,
+    log_probs: Vec<f32>,
+    finish: &'static str,
+    prompt_ids: Vec<u32>,
+}
+
+pub fn run(arguments: &GenerateArguments, output: &OutputArguments) -> Result<(), CliError> {
+    if arguments.max_tokens == 0 {
+        return Err(CliError::Refused("--max-tokens 0: must be at least 1".into()));
+    }
+    let settings = engine::Settings { temperature: arguments.temperature, ..engine::Settings::default() };
+    settings.check().map_err(|_| CliError::Refused(format!("--temperature {}: must be 0 or more", arguments.temperature)))?;
+    let prompt = match &arguments.prompt {
+        Some(prompt) => prompt.clone(),
+        None => {
+            let mut prompt = String::new();
+            std::io::stdin()
+                .read_to_string(&mut prompt)
+                .map_err(|error| CliError::Refused(format!("standard input: {error}")))?;
+            prompt
+        }
+    };
+    let text = Text::load(Some(&arguments.model))?;
+    let prompt_ids = if arguments.raw {
+        text.tokenizer.encode_plain(&prompt)
+    } else {
+        let system = (!arguments.system.is_empty()).then_some(arguments.system.as_str());
+        text.format.opening(system, &prompt)
+    };
+    if prompt_ids.is_empty() {
+        return Err(CliError::Refused("the prompt is empty".into()));
+    }
+    let model = setup::load_model_from(&arguments.model, &text)?;
+    let mut engine = BuiltinEngine::new(&model, settings, text.format.stop_token(), text.tokenizer.vocabulary_size());
+    let sequence = engine.open(SampleKey { seed: arguments.seed, stream: 0, step: 0, task: 0, sample: 0 });
+    engine.request_turn(sequence, &prompt_ids, arguments.max_tokens);
+    let turn = loop {
+        if let Some(turn) = engine.advance().map_err(CliError::failed)?.pop() {
+            break turn;
+        }
+    };
+    let spoken = match turn.finish {
+        Finish::Stop => &turn.ids[..turn.ids.len() - 1],
+        Finish::Length => &turn.ids[..],
+    };
+    let generated = Generated {
+        text: text.tokenizer.decode(spoken),
+        log_probs: turn.log_probs.clone(),
+        finish: if turn.finish == Finish::Stop { "stop" } else { "length" },
+        prompt_ids,
+        ids: turn.ids.clone(),
+    };
+    if output.json {
+        return print_json(&generated);
+    }
+    writeln!(std::io::stdout(), "{}", generated.text).map_err(|error| CliError::Failed(format!("standard output: {error}")))
+}

@@ -1,0 +1,140 @@
+//! From a run file to the parts it names: tokenizer, tasks, model, sandbox. Whatever is wrong is refused here, before any
+//! work starts and before anything is written.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use super::CliError;
+use crate::config::RunFile;
+use crate::device::Cpu;
+use crate::model::{Model, ModelConfig};
+use crate::sandbox::Sandbox;
+use crate::text::{ChatFormat, Tokenizer};
+use crate::task;
+use crate::types::Task;
+
+/// Tokenizer and chat format of a policy, and the tokenizer's own file to write beside checkpoints.
+pub struct Text {
+    pub tokenizer: Tokenizer,
+    pub format: ChatFormat,
+    pub tokenizer_json: Vec<u8>,
+}
+
+impl Text {
+    /// The tokenizer of a Hugging Face directory, or the quick start's.
+    pub fn load(directory: Option<&Path>) -> Result<Text, CliError> {
+        let (tokenizer, tokenizer_json) = match directory {
+            Some(directory) => {
+                let path = directory.join("tokenizer.json");
+                let json = std::fs::read(&path).map_err(|error| CliError::Refused(format!("{}: {error}", path.display())))?;
+                (Tokenizer::load(directory).map_err(CliError::refused)?, json)
+            }
+            None => {
+                let json = task::builtin::TOKENIZER_JSON.to_vec();
+                (Tokenizer::from_bytes(&json).map_err(CliError::refused)?, json)
+            }
+        };
+        let format = ChatFormat::new(&tokenizer).map_err(CliError::refused)?;
+        Ok(Text { tokenizer, format, tokenizer_json })
+    }
+}
+
+/// Loads or draws the policy.
+pub fn load_model(run_file: &RunFile, text: &Text) -> Result<Model<Cpu>, CliError> {
+    let device = Cpu::new();
+    if let Some(directory) = &run_file.model.directory {
+        return load_model_from(directory, text);
+    }
+    let mut table = run_file.model.initialise.clone().unwrap_or_default();
+    let vocabulary = text.tokenizer.vocabulary_size() as i64;
+    table.entry("vocab_size").or_insert(toml::Value::Integer(vocabulary));
+    let refused = |error: String| CliError::Refused(format!("model.initialise: {error}"));
+    let json = serde_json::to_string(&table).map_err(|error| refused(error.to_string()))?;
+    let config = ModelConfig::from_json(&json).map_err(|error| refused(error.to_string()))?;
+    if config.vocab_size < vocabulary as usize {
+        return Err(refused(format!("vocab_size = {}: the tokenizer has {vocabulary} entries", config.vocab_size)));
+    }
+    Ok(Model::initialise(device, config, run_file.run.seed))
+}
+
+pub fn load_model_from(directory: &Path, text: &Text) -> Result<Model<Cpu>, CliError> {
+    let model = Model::load(Cpu::new(), directory).map_err(CliError::refused)?;
+    let (entries, rows) = (text.tokenizer.vocabulary_size(), model.config().vocab_size);
+    if entries > rows {
+        let message = format!("{}: tokenizer.json has {entries} entries, the model only {rows} rows", directory.display());
+        return Err(CliError::Refused(message));
+    }
+    Ok(model)
+}
+
+/// Training and held-out tasks of a run.
+pub struct Tasks {
+    pub train: Vec<Task>,
+    pub held_out: Vec<Task>,
+}
+
+impl Tasks {
+    pub fn load(run_file: &RunFile) -> Result<Tasks, CliError> {
+        let settings = &run_file.tasks;
+        let train = read(&settings.train)?;
+        let (train, held_out) = if settings.held_out.is_empty() {
+            train.into_iter().partition(|task| share_of(&task.id) >= settings.held_out_share)
+        } else {
+            (train, read(&settings.held_out)?)
+        };
+        let known: HashSet<&str> = train.iter().map(|task| task.id.as_str()).collect();
+        if let Some(task) = held_out.iter().find(|task| known.contains(task.id.as_str())) {
+            let message = format!("{}: task {:?} is also a training task ({})", settings.held_out, task.id, settings.train);
+            return Err(CliError::Refused(message));
+        }
+        for (name, tasks) in [("training", &train), ("held-out", &held_out)] {
+            if tasks.is_empty() {
+                let message = format!("{}: no {name} tasks; see tasks.held_out and tasks.held_out_share", settings.train);
+                return Err(CliError::Refused(message));
+            }
+        }
+        Ok(Tasks { train, held_out })
+    }
+}
+
+/// Reads a task file, or one of the quick start's own pools.
+pub fn read(name: &str) -> Result<Vec<Task>, CliError> {
+    match name {
+        "builtin:train" => task::builtin::train().map_err(CliError::failed),
+        "builtin:held_out" => task::builtin::held_out().map_err(CliError::failed),
+        _ if name.starts_with("builtin:") => {
+            Err(CliError::Refused(format!("{name}: no such built-in tasks; there are builtin:train and builtin:held_out")))
+        }
+        path => task::read_tasks(Path::new(path)).map_err(CliError::refused),
+    }
+}
+
+/// A number in `[0, 1)` that depends on the id alone, so that a task stays on its side when others come and go.
+fn share_of(id: &str) -> f64 {
+    let hash = Sha256::digest(id.as_bytes());
+    let number = hash[..8].iter().fold(0u64, |number, &byte| number << 8 | byte as u64);
+    (number >> 11) as f64 / (1u64 << 53) as f64
+}
+
+pub fn start_sandbox(run_file: &RunFile) -> Result<Sandbox, CliError> {
+    Sandbox::start(&run_file.sandbox).map_err(CliError::refused)
+}
+
+/// Sets the number of threads of the model, once for the whole program.
+pub fn set_threads(threads: usize) -> Result<(), CliError> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build_global()
+        .map_err(|error| CliError::Failed(format!("run.threads = {threads}: {error}")))
+}
+
+/// Bytes for people.
+pub fn bytes(count: u64) -> String {
+    match count {
+        0..1_000_000 => format!("{:.0} kB", (count as f64 / 1e3).ceil()),
+        1_000_000..1_000_000_000 => format!("{:.0} MB", count as f64 / 1e6),
+        _ => format!("{:.1} GB", count as f64 / 1e9),
+    }
+}

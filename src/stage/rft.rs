@@ -1,0 +1,313 @@
+//! Rejection fine-tuning: run scripted, imperfect demonstrations, keep those whose answer passes the hidden tests, learn
+//! to imitate them, wrong first guesses included.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Run, RunError, first_fault};
+use crate::agent::{RolloutError, demonstrate};
+use crate::algorithm::{Decay, ScheduleSettings, learning_rate};
+use crate::device::Device;
+use crate::train::optimizer::AdamWSettings;
+use crate::train::{FileError, imitation_step, write_atomically};
+use crate::types::{Episode, Key, Purpose, Sample, Verdict};
+
+/// Settings of the stage. The defaults are the quick start's (`docs/training-step.md` says where they come from).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RftSettings {
+    /// Scripted episodes that are run; those that pass are kept. 0 skips the stage.
+    pub candidates: usize,
+    /// Passes over what was kept.
+    pub passes: usize,
+    /// Optimizer steps, instead of `passes`; 0 lets `passes` decide.
+    pub steps: usize,
+    /// Sequences of one optimizer step.
+    pub batch_sequences: usize,
+    pub schedule: ScheduleSettings,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub weight_decay: f32,
+}
+
+impl Default for RftSettings {
+    fn default() -> Self {
+        RftSettings {
+            candidates: 5500,
+            passes: 3,
+            steps: 0,
+            batch_sequences: 8,
+            schedule: ScheduleSettings {
+                peak: 3e-3,
+                warmup_share: 0.05,
+                decay: Decay::Cosine,
+                floor_share: 0.1,
+                ..ScheduleSettings::default()
+            },
+            beta1: 0.9,
+            beta2: 0.95,
+            weight_decay: 0.1,
+        }
+    }
+}
+
+impl RftSettings {
+    /// # Errors
+    /// Names the first setting that makes no sense.
+    pub fn check(&self) -> Result<(), String> {
+        if self.batch_sequences == 0 {
+            return Err("rft.batch_sequences = 0: must be at least 1".into());
+        }
+        self.schedule.check().map_err(|error| format!("rft.schedule.{error}"))
+    }
+
+    pub fn optimizer(&self) -> AdamWSettings {
+        AdamWSettings {
+            beta1: self.beta1,
+            beta2: self.beta2,
+            weight_decay: self.weight_decay,
+            ..AdamWSettings::default()
+        }
+    }
+}
+
+impl<D: Device> Run<'_, D> {
+    /// The whole stage, from wherever it was left.
+    pub(super) fn fine_tune(&mut self) -> Result<(), RunError> {
+        let settings = &self.context.settings.rft;
+        if settings.candidates == 0 {
+            return Ok(());
+        }
+        let kept = self.demonstrations()?;
+        let per_pass = kept.len().div_ceil(settings.batch_sequences);
+        let total = if settings.steps > 0 { settings.steps } else { settings.passes * per_pass };
+        let started = Instant::now();
+        let before = self.learner.state.step;
+        let phase = self.context.progress.phase("fine-tune", Some((total - before.min(total)) as u64));
+        let mut tokens = 0;
+        for step in before..total {
+            if step > before && step % self.context.settings.checkpoint.every_rft_steps == 0 {
+                self.save()?;
+            }
+            if (self.context.stop)() {
+                self.learner.state.add_seconds("rft_train", started.elapsed().as_secs_f64());
+                return Err(RunError::Rollout(RolloutError::Stopped));
+            }
+            let batch = self.batch(&kept, step, per_pass);
+            let rate = learning_rate(step as u64, total as u64, &settings.schedule);
+            let learner = &mut *self.learner;
+            let step_settings = &self.context.settings.step;
+            let metrics =
+                imitation_step(&mut learner.model, &mut learner.optimizer, &batch, rate as f32, step_settings);
+            learner.state.step += 1;
+            learner.state.rft_steps += 1;
+            tokens += metrics.tokens;
+            #[derive(Serialize)]
+            struct Line {
+                stage: &'static str,
+                step: usize,
+                loss: f64,
+                learning_rate: f64,
+                gradient_norm: f64,
+                entropy: f64,
+                tokens_trained: usize,
+                skipped: bool,
+            }
+            self.write_metrics(&Line {
+                stage: "rft",
+                step: step + 1,
+                loss: metrics.loss,
+                learning_rate: rate,
+                gradient_norm: metrics.gradient_norm,
+                entropy: metrics.entropy,
+                tokens_trained: metrics.tokens_trained,
+                skipped: metrics.skipped,
+            })?;
+            let speed = tokens as f64 / started.elapsed().as_secs_f64();
+            phase.advance(1, &format!("loss {:.3}, {speed:.0} tokens/s", metrics.loss));
+            if (step + 1) % (total / 8).max(1) == 0 {
+                self.context.progress.line(&format!(
+                    "fine-tune step {}/{total}  loss {:.3}  gradient norm {:.2}  learning rate {rate:.1e}  {speed:.0} tokens/s",
+                    step + 1,
+                    metrics.loss,
+                    metrics.gradient_norm,
+                ));
+            }
+        }
+        phase.finish("");
+        self.learner.state.add_seconds("rft_train", started.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// Sequences of a step: every pass goes through what was kept in an order of its own.
+    fn batch(&self, kept: &[Episode], step: usize, per_pass: usize) -> Vec<Sample> {
+        let (pass, place) = (step / per_pass, step % per_pass);
+        let mut order: Vec<usize> = (0..kept.len()).collect();
+        Key::new(Purpose::ShuffleDemonstrations, &[self.context.settings.seed, pass as u64]).shuffle(&mut order);
+        let size = self.context.settings.rft.batch_sequences;
+        order[place * size..kept.len().min((place + 1) * size)]
+            .iter()
+            .map(|&index| {
+                let transcript = &kept[index].transcript;
+                Sample {
+                    ids: transcript.ids.clone(),
+                    trained: transcript.sampled.clone(),
+                    sampled_log_probs: transcript.log_probs.clone(),
+                    advantage: 1.0,
+                }
+            })
+            .collect()
+    }
+
+    /// The demonstrations that passed: run now, or read back if an earlier start of this run already did.
+    fn demonstrations(&mut self) -> Result<Vec<Episode>, RunError> {
+        let path = self.episodes_folder()?.join("demonstrations.jsonl");
+        let stored = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let stored = self.run_demonstrations()?;
+                write_atomically(&path, stored.as_bytes())?;
+                stored
+            }
+            Err(source) => return Err(FileError::new(&path, source).into()),
+        };
+        let broken = |reason: String| {
+            RunError::Failed(format!("{}: {reason}; remove the file and resume to make it again", path.display()))
+        };
+        let mut lines = stored.lines();
+        let found: Found = serde_json::from_str(lines.next().unwrap_or_default()).map_err(|error| broken(error.to_string()))?;
+        let kept: Vec<Episode> =
+            lines.map(serde_json::from_str).collect::<Result<_, _>>().map_err(|error| broken(error.to_string()))?;
+        if kept.len() != found.kept {
+            return Err(broken(format!("{} demonstrations, expected {}", kept.len(), found.kept)));
+        }
+        if self.learner.state.step == 0 {
+            self.note_demonstrations(&found)?;
+        }
+        if kept.is_empty() {
+            let reason = &found.first_failure;
+            return Err(RunError::Failed(format!("none of {} demonstrations passed: {reason}", found.candidates)));
+        }
+        Ok(kept)
+    }
+
+    fn note_demonstrations(&mut self, found: &Found) -> Result<(), RunError> {
+        self.learner.state.verdicts_executed += found.verdicts_executed;
+        self.learner.state.verdicts_remembered += found.verdicts_remembered;
+        self.learner.state.wall_limit_hits += found.wall_limit_hits;
+        self.learner.state.add_seconds("demonstrations", found.seconds);
+        self.write_metrics(found)?;
+        let Found { kept, candidates, ran_tests, edits_mean, .. } = found;
+        self.context.progress.line(&format!(
+            "demonstrations: {kept} of {candidates} passed  run tests {ran_tests:.2}  edits {edits_mean:.2}"
+        ));
+        Ok(())
+    }
+
+    /// Runs all candidates and returns the file: what was found, then the episodes that passed, one a line.
+    fn run_demonstrations(&mut self) -> Result<String, RunError> {
+        let started = Instant::now();
+        self.context.grader.forget();
+        let episodes = self.run_candidates()?;
+        let lost = episodes.iter().filter(|episode| episode.verdict.infrastructure()).count();
+        if lost > 0 {
+            let reason = first_fault(&episodes);
+            self.context.progress.warn(&format!("{lost} demonstrations were lost to infrastructure faults: {reason}"));
+        }
+        let failure = episodes.iter().find_map(|episode| match &episode.verdict {
+            Verdict::Passed => None,
+            Verdict::Failed(reason) | Verdict::Infrastructure(reason) => Some(reason.clone()),
+        });
+        let wall_limit_hits = episodes.iter().filter(|episode| episode.counts.wall_limit_hit).count() as u64;
+        let candidates = episodes.len();
+        let kept: Vec<Episode> = episodes.into_iter().filter(|episode| episode.verdict.passed()).collect();
+        let mean = |value: &dyn Fn(&Episode) -> f64| kept.iter().map(value).sum::<f64>() / kept.len().max(1) as f64;
+        let counts = self.context.grader.counts();
+        let found = Found {
+            stage: "demonstrations".into(),
+            candidates,
+            kept: kept.len(),
+            ran_tests: mean(&|episode| (episode.counts.runs > 0) as u8 as f64),
+            edits_mean: mean(&|episode| episode.counts.edits as f64),
+            tokens_mean: mean(&|episode| episode.transcript.ids.len() as f64),
+            verdicts_executed: counts.executed,
+            verdicts_remembered: counts.remembered,
+            wall_limit_hits,
+            first_failure: failure.unwrap_or_default(),
+            seconds: started.elapsed().as_secs_f64(),
+        };
+        let to_line = |line: serde_json::Result<String>| line.map_err(|error| RunError::Failed(format!("demonstrations: {error}")));
+        let mut text = to_line(serde_json::to_string(&found))?;
+        for episode in &kept {
+            text.push('\n');
+            text.push_str(&to_line(serde_json::to_string(episode))?);
+        }
+        Ok(text)
+    }
+
+    /// Every candidate's episode, in order of candidates. Candidates go through the training tasks in a shuffled order.
+    fn run_candidates(&self) -> Result<Vec<Episode>, RunError> {
+        let context = self.context;
+        let (seed, candidates) = (context.settings.seed, context.settings.rft.candidates);
+        let mut order: Vec<usize> = (0..context.train_tasks.len()).collect();
+        Key::new(Purpose::Demonstration, &[seed]).shuffle(&mut order);
+        let phase = context.progress.phase("demonstrate", Some(candidates as u64));
+        let next = AtomicUsize::new(0);
+        let (sender, results) = mpsc::channel();
+        let mut episodes: Vec<Option<Episode>> = (0..candidates).map(|_| None).collect();
+        std::thread::scope(|scope| -> Result<(), RunError> {
+            for _ in 0..context.workers.max(1) {
+                let (sender, next, order) = (sender.clone(), &next, &order);
+                let surroundings = self.surroundings();
+                scope.spawn(move || {
+                    loop {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        if index >= candidates {
+                            return;
+                        }
+                        let task = &context.train_tasks[order[index % order.len()]];
+                        let result = demonstrate(task, surroundings, context.grader, seed, index as u32);
+                        if sender.send((index, result)).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            drop(sender);
+            let mut passed = 0;
+            for (count, (index, result)) in results.iter().enumerate() {
+                let episode = match result {
+                    Ok(episode) if !(context.stop)() => episode,
+                    result => {
+                        next.store(candidates, Ordering::Relaxed);
+                        return Err(result.map_or_else(RunError::Failed, |_| RunError::Rollout(RolloutError::Stopped)));
+                    }
+                };
+                passed += episode.verdict.passed() as usize;
+                episodes[index] = Some(episode);
+                phase.advance(1, &format!("kept {:.2}", passed as f64 / (count + 1) as f64));
+            }
+            Ok(())
+        })?;
+        Ok(episodes.into_iter().flatten().collect())
+    }
+}
+
+/// What running the demonstrations found; also a line of `metrics.jsonl`.
+#[derive(Serialize, Deserialize)]
+struct Found {
+    stage: String,
+    candidates: usize,
+    kept: usize,
+    ran_tests: f64,
+    edits_mean: f64,
+    tokens_mean: f64,
+    verdicts_executed: u64,
+    verdicts_remembered: u64,
+    wall_limit_hits: u64,
+    first_failure: String,
+    seconds: f64,
+}

@@ -1,0 +1,87 @@
+//! What a checkpoint must remember beside weights and optimizer.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::evaluate::Evaluation;
+use crate::grader::Grader;
+use crate::types::Episode;
+
+/// The points of a run, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Point {
+    EvaluateBefore,
+    Rft,
+    EvaluateAfterRft,
+    Rl,
+    EvaluateAfterRl,
+}
+
+/// Where a run is and what it has found so far.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunState {
+    pub point: Point,
+    /// Steps done within the point.
+    pub step: usize,
+    pub rft_steps: usize,
+    pub rl_steps: usize,
+    /// Lines of `metrics.jsonl` that belong to this state.
+    pub metrics_lines: usize,
+    pub evaluations: BTreeMap<String, Evaluation>,
+    /// Largest difference seen between sampled and recomputed log-probabilities.
+    pub mismatch_max: f64,
+    /// Verdicts that came from running tests, and verdicts remembered from an equal run before.
+    pub verdicts_executed: u64,
+    pub verdicts_remembered: u64,
+    /// Episodes in which a wall-clock limit fired: they may not reproduce.
+    pub wall_limit_hits: u64,
+    /// Wall-clock seconds by phase. The only part that differs between equal runs.
+    pub seconds: BTreeMap<String, f64>,
+}
+
+impl RunState {
+    /// A run that has done nothing yet.
+    pub fn start() -> RunState {
+        RunState {
+            point: Point::EvaluateBefore,
+            step: 0,
+            rft_steps: 0,
+            rl_steps: 0,
+            metrics_lines: 0,
+            evaluations: BTreeMap::new(),
+            mismatch_max: 0.0,
+            verdicts_executed: 0,
+            verdicts_remembered: 0,
+            wall_limit_hits: 0,
+            seconds: BTreeMap::new(),
+        }
+    }
+
+    /// Training steps of all stages so far: names the checkpoint.
+    pub fn steps(&self) -> usize {
+        self.rft_steps + self.rl_steps
+    }
+
+    /// Number of the weights, noted beside each sampled token.
+    pub fn version(&self) -> u32 {
+        self.steps() as u32
+    }
+
+    pub fn add_seconds(&mut self, phase: &str, seconds: f64) {
+        *self.seconds.entry(phase.to_owned()).or_default() += seconds;
+    }
+
+    /// Adds what the grader counted since it last forgot.
+    pub fn count_verdicts(&mut self, grader: &Grader) {
+        let counts = grader.counts();
+        self.verdicts_executed += counts.executed;
+        self.verdicts_remembered += counts.remembered;
+    }
+
+    pub fn count_wall_limits(&mut self, episodes: &[Episode]) {
+        self.wall_limit_hits += episodes.iter().filter(|episode| episode.counts.wall_limit_hit).count() as u64;
+    }
+}

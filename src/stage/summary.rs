@@ -1,0 +1,73 @@
+//! What a run found: the content of `summary.json`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{Run, RunError};
+use crate::device::Device;
+use crate::evaluate::Evaluation;
+use crate::model::Model;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Summary {
+    pub seed: u64,
+    /// By name: `before_rft`, `after_rft`, `rl_step_16`, ..., `after_rl`.
+    pub evaluation: BTreeMap<String, Evaluation>,
+    pub parameters: usize,
+    /// SHA-256 over every tensor's name, shape and f32 bytes, in order of names.
+    pub weights_sha256: String,
+    pub rft_steps: usize,
+    pub rl_steps: usize,
+    /// Largest difference between sampled and recomputed log-probabilities in the whole run; 0 is what the built-in
+    /// engine promises.
+    pub mismatch_max: f64,
+    /// Verdicts that came from really running tests.
+    pub verdicts_executed: u64,
+    /// Verdicts of deterministic tests remembered from a run of the same files.
+    pub verdicts_remembered: u64,
+    /// Episodes in which a wall-clock limit fired: such a run may not reproduce bit for bit.
+    pub wall_limit_hits: u64,
+    pub sandbox_tier: String,
+    /// Wall-clock seconds by phase, all starts of the run together.
+    pub seconds: BTreeMap<String, f64>,
+}
+
+/// The hash of a model's weights, the same on every machine for the same weights.
+pub fn weights_sha256<D: Device>(model: &Model<D>) -> String {
+    let mut tensors: Vec<_> = model.tensors().collect();
+    tensors.sort_by(|left, right| left.0.cmp(&right.0));
+    let mut hash = Sha256::new();
+    for (name, shape, values) in tensors {
+        hash.update(name.as_bytes());
+        for extent in shape {
+            hash.update((extent as u64).to_le_bytes());
+        }
+        for value in values.iter() {
+            hash.update(value.to_le_bytes());
+        }
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl<D: Device> Run<'_, D> {
+    pub(super) fn summarise(&mut self) -> Result<Summary, RunError> {
+        self.log.commit()?;
+        let state = &self.learner.state;
+        Ok(Summary {
+            seed: self.context.settings.seed,
+            evaluation: state.evaluations.clone(),
+            parameters: self.learner.model.parameter_count(),
+            weights_sha256: weights_sha256(&self.learner.model),
+            rft_steps: state.rft_steps,
+            rl_steps: state.rl_steps,
+            mismatch_max: state.mismatch_max,
+            verdicts_executed: state.verdicts_executed,
+            verdicts_remembered: state.verdicts_remembered,
+            wall_limit_hits: state.wall_limit_hits,
+            sandbox_tier: self.context.grader.sandbox().tier().to_string(),
+            seconds: state.seconds.clone(),
+        })
+    }
+}

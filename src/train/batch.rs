@@ -1,0 +1,78 @@
+//! Cutting a step's samples into micro-batches that bound the memory of activations.
+
+use crate::types::{Batch, Sample};
+
+/// Groups samples into packed batches of at most `max_tokens` tokens (a longer sample gets a batch of its own), short
+/// ones first, and returns each with the indices of its samples.
+///
+/// The order depends on lengths and indices alone. Sorting by length keeps the attention tiles of a batch alike.
+pub fn micro_batches(samples: &[Sample], max_tokens: usize) -> Vec<(Vec<usize>, Batch)> {
+    let mut order: Vec<usize> = (0..samples.len()).filter(|&index| samples[index].trained_count() > 0).collect();
+    order.sort_by_key(|&index| (samples[index].ids.len(), index));
+    let mut batches = Vec::new();
+    let mut members: Vec<usize> = Vec::new();
+    let mut tokens = 0;
+    for index in order {
+        let length = samples[index].ids.len();
+        if !members.is_empty() && tokens + length > max_tokens {
+            batches.push(pack(samples, std::mem::take(&mut members)));
+            tokens = 0;
+        }
+        members.push(index);
+        tokens += length;
+    }
+    if !members.is_empty() {
+        batches.push(pack(samples, members));
+    }
+    batches
+}
+
+fn pack(samples: &[Sample], members: Vec<usize>) -> (Vec<usize>, Batch) {
+    let sequences: Vec<&[u32]> = members.iter().map(|&index| samples[index].ids.as_slice()).collect();
+    let batch = Batch::pack(&sequences, |sequence, token| samples[members[sequence]].trained[token]);
+    (members, batch)
+}
+
+/// Spreads a value of each sample over its trained tokens, in the order of the batch's scored rows.
+pub(super) fn per_token<T: Copy>(samples: &[Sample], members: &[usize], value: impl Fn(&Sample, usize) -> T) -> Vec<T> {
+    let mut values = Vec::new();
+    for &member in members {
+        let sample = &samples[member];
+        values.extend((1..sample.ids.len()).filter(|&token| sample.trained[token]).map(|token| value(sample, token)));
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample(length: usize, trained: usize) -> Sample {
+        Sample {
+            ids: (0..length as u32).collect(),
+            trained: (0..length).map(|token| token >= length - trained).collect(),
+            sampled_log_probs: vec![0.0; length],
+            advantage: length as f32,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_trained_token_is_scored_once_and_batches_are_bounded(
+            shapes in proptest::collection::vec((2usize..40, 0usize..2), 0..30), max_tokens in 1usize..100
+        ) {
+            let samples: Vec<Sample> = shapes.iter().map(|&(length, trained)| sample(length, trained * (length - 1))).collect();
+            let batches = micro_batches(&samples, max_tokens);
+            let mut seen: Vec<usize> = batches.iter().flat_map(|(members, _)| members.clone()).collect();
+            seen.sort();
+            let expected: Vec<usize> = (0..samples.len()).filter(|&index| samples[index].trained_count() > 0).collect();
+            prop_assert_eq!(seen, expected);
+            for (members, batch) in &batches {
+                prop_assert!(batch.ids.len() <= max_tokens || members.len() == 1);
+                let targets = per_token(&samples, members, |sample, token| sample.ids[token]);
+                prop_assert_eq!(batch.targets(), targets);
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+#!/usr/bin/env bash
+# What the project promises, at shell level: `tests/acceptance.sh NAME [WORK_DIR]`, from the root of a clone.
+#   main-job   the quick start on three seeds, twice and with one thread; a run killed 20 times; the sandbox; refusals; and,
+#              with MODEL_135M=DIR (a Hugging Face directory of type qwen2), a real model
+# Prints one line per promise and stops at the first that does not hold.
+set -euo pipefail
+name=${1:?usage: tests/acceptance.sh main-job [WORK_DIR]}
+work=${2:-$(mktemp -d)}
+root=$(cd "$(dirname "$0")/.." && pwd)
+learner=$root/target/release/learner
+mkdir -p "$work"
+
+held() { printf 'holds: %s\n' "$*"; }
+broken() { printf 'BROKEN: %s\n' "$*" >&2; exit 1; }
+
+# Runs a command; prints its exit code, wall seconds and the peak resident bytes of its largest process.
+measured() {
+  python3 - "$@" <<'PY'
+import resource, subprocess, sys, time
+start = time.monotonic()
+code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
+peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+print(code, round(time.monotonic() - start, 1), peak)
+PY
+}
+
+# Compares two runs: weights, summary and metrics but for times.
+same_result() {
+  python3 - "$1" "$2" <<'PY'
+import json, sys
+def result(folder):
+    summary = json.load(open(f"{folder}/summary.json"))
+    metrics = [json.loads(line) for line in open(f"{folder}/metrics.jsonl")]
+    for item in [summary, *metrics]:
+        item.pop("seconds", None)
+    return summary, metrics
+left, right = map(result, sys.argv[1:])
+assert left[0]["weights_sha256"] == right[0]["weights_sha256"], "weights differ"
+for a, b in zip(*(r[1] for r in (left, right))):
+    assert a == b, f"metrics differ: {a} {b}"
+assert left == right, "results differ"
+print(left[0]["weights_sha256"])
+PY
+}
+
+build() {
+  local start=$SECONDS
+  (cd "$root" && CARGO_TARGET_DIR=$work/clean-target cargo build --release 2>&1 | tail -n 1)
+  local took=$((SECONDS - start))
+  [ $took -lt 300 ] || broken "a clean release build took $took s"
+  rm -rf "$work/clean-target"
+  held "a clean release build takes $took s (under 300)"
+  (cd "$root" && cargo build --release --quiet)
+}
+
+quick_start() {
+  local seed
+  for seed in 0 1 2; do
+    rm -rf "$work/seed-$seed"
+    read -r code seconds peak < <(measured "$learner" --seed $seed --out "$work/seed-$seed")
+    [ "$code" = 0 ] || broken "quick start, seed $seed: exit code $code"
+    python3 - "$work/seed-$seed/summary.json" "$seed" "$seconds" "$peak" <<'PY' || exit 1
+import json, sys
+path, seed, seconds, peak = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+summary = json.load(open(path))
+before, after = (summary["evaluation"][name] for name in ("after_rft", "after_rl"))
+for evaluation in (before, after):
+    for key in ("pass_at_1", "pass_at_8", "ci95", "tasks", "samples", "ran_tests", "edited_after_failure"):
+        assert evaluation[key] is not None, key
+gain = after["pass_at_1"] - before["pass_at_1"]
+print(f"seed {seed}: pass@1 {before['pass_at_1']:.3f} {before['ci95']} -> {after['pass_at_1']:.3f} {after['ci95']}, "
+      f"gain {gain:.3f}, pass@8 {before['pass_at_8']:.3f} -> {after['pass_at_8']:.3f}, runs tests {before['ran_tests']:.2f} -> "
+      f"{after['ran_tests']:.2f}, {seconds} s, {peak / 1e9:.2f} GB")
+assert before["tasks"] >= 200 and after["tasks"] >= 200, "fewer than 200 held-out tasks"
+assert gain >= 0.20, "gain below 0.20"
+assert before["ci95"][1] < after["ci95"][0], "intervals touch"
+assert seconds <= 360, "more than 6 minutes"
+assert peak <= 3e9, "more than 3 GB"
+assert summary["mismatch_max"] == 0 and len(summary["weights_sha256"]) == 64 and summary["seconds"]
+PY
+    held "quick start, seed $seed"
+  done
+  rm -rf "$work/again" "$work/one-thread"
+  "$learner" -q --seed 0 --out "$work/again" > /dev/null
+  held "the same seed twice: $(same_result "$work/seed-0" "$work/again")"
+  "$learner" -q --seed 0 --set run.threads=1 --out "$work/one-thread" > /dev/null
+  held "one thread and two: $(same_result "$work/seed-0" "$work/one-thread")"
+}
+
+killed() {
+  rm -rf "$work/whole" "$work/killed"
+  local start end
+  start=$(date +%s%N); "$learner" -q --recipe smoke --out "$work/whole" > /dev/null; end=$(date +%s%N)
+  local took=$(((end - start) / 1000000)) i pid
+  for i in $(seq 20); do
+    "$learner" -q --recipe smoke --resume --out "$work/killed" > /dev/null 2>&1 & pid=$!
+    sleep "$(python3 -c "import random; print(random.uniform(0, $took) / 4000)")"
+    kill -9 $pid 2> /dev/null || true
+    wait $pid 2> /dev/null || true
+  done
+  "$learner" -q --recipe smoke --resume --out "$work/killed" > /dev/null
+  held "killed 20 times and resumed: $(same_result "$work/whole" "$work/killed")"
+}
+
+real_model() {
+  if [ -z "${MODEL_135M:-}" ]; then
+    echo "skipped: a real model (set MODEL_135M)"
+    return
+  fi
+  rm -rf "$work/real"
+  read -r code seconds peak < <(measured "$learner" --config "$root/recipes/small-model.toml" --model "$MODEL_135M" --out "$work/real")
+  [ "$code" = 0 ] || broken "the real model: exit code $code"
+  python3 - "$work/real" "$seconds" "$peak" <<'PY' || exit 1
+import json, sys
+folder, seconds, peak = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+summary = json.load(open(f"{folder}/summary.json"))
+steps = [line for line in map(json.loads, open(f"{folder}/metrics.jsonl")) if line["stage"] == "rl"]
+norms = [line["gradient_norm"] for line in steps]
+print(f"135M: {summary['rft_steps']} fine-tuning steps, gradient norms of RL {norms}, mismatch {summary['mismatch_max']}, {seconds} s, {peak / 1e9:.2f} GB")
+assert summary["rft_steps"] == 20 and len(steps) == 2 and max(norms) > 0
+assert summary["mismatch_max"] == 0 and seconds <= 900 and peak <= 6e9
+PY
+  held "a real model of 135M parameters"
+}
+
+# Runs the sandbox and checks its verdict. Usage: verdict AS TIER EXPECTED LIMIT_SECONDS COMMAND...
+verdict() {
+  local as=$1 tier=$2 expected=$3 limit=$4 runner=() start=$SECONDS printed
+  shift 4
+  if [ "$as" = user ]; then runner=(setpriv --reuid=65534 --regid=65534 --clear-groups --); fi
+  printed=$(cd / && "${runner[@]}" "$work/bin/learner" sandbox --json --tier "$tier" --wall-seconds 10 -- "$@" 2> "$work/stderr" || true)
+  [ $((SECONDS - start)) -le "$limit" ] || broken "sandbox as $as, tier $tier: $* took $((SECONDS - start)) s"
+  python3 - "$expected" "$printed" <<'PY' || { cat "$work/stderr" >&2; broken "sandbox as $as, tier $tier: $*"; }
+import json, sys
+record = json.loads(sys.argv[2])
+keys = "verdict exit_code signal wall_seconds cpu_seconds peak_bytes stdout stderr truncated tier".split()
+assert all(key in record for key in keys), record
+assert record["verdict"] in sys.argv[1].split("|"), record
+PY
+}
+
+sandbox() {
+  local as tier users=(user)
+  [ "$(id -u)" = 0 ] && users=(root user)
+  # An ordinary user must be able to reach the program.
+  rm -rf "$work/bin"; mkdir -p "$work/bin"; cp "$learner" "$work/bin/"; chmod 755 "$work" "$work/bin" "$work/bin/learner"
+  for as in "${users[@]}"; do
+    for tier in a b; do
+      verdict "$as" $tier exited 3 sh -c 'sleep 1000 & echo hi'
+      grep -q . "$work/stderr" && broken "sandbox as $as, tier $tier printed: $(cat "$work/stderr")"
+      pgrep -f 'sleep 1000' > /dev/null && broken "sandbox as $as, tier $tier: a process stayed"
+      verdict "$as" $tier 'process_limit' 15 sh -c ':() { : | : & }; : ; while :; do (sleep 100 &) ; done'
+      verdict "$as" $tier 'memory_limit' 15 python3 -c 'x = bytearray(1 << 40) if False else [bytearray(1 << 26) for _ in range(10000)]'
+      verdict "$as" $tier 'output_limit' 15 yes
+      verdict "$as" $tier exited 5 python3 -c '
+import socket
+for kind, address in ((socket.SOCK_STREAM, ("1.1.1.1", 80)), (socket.SOCK_DGRAM, ("8.8.8.8", 53))):
+    try:
+        s = socket.socket(socket.AF_INET, kind); s.settimeout(2); s.connect(address); s.send(b"x")
+    except OSError:
+        continue
+    raise SystemExit("reached")'
+      held "sandbox as $as, tier $tier"
+    done
+  done
+}
+
+main_job() {
+  build
+  quick_start
+  killed
+  sandbox
+  real_model
+  (cd "$root" && cargo test --quiet --test program refusals 2>&1 | tail -n 3)
+  held "refusals"
+}
+
+case $name in
+  main-job) main_job ;;
+  main-job:*) "${name#main-job:}" ;;
+  *) echo "no acceptance named $name" >&2; exit 2 ;;
+esac
