@@ -12,7 +12,9 @@ mod records;
 mod reporter;
 mod scale;
 mod svg;
+mod tensorboard;
 
 pub use page::write_page;
 pub use records::PageError;
 pub use reporter::{Reporter, Verbosity};
+pub use tensorboard::{EventError, EventWriter};
