@@ -16,6 +16,25 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// A measured number for people, with about four digits: `0`, `0.0312`, `3.142`, `1234`, `4.0e-5`.
+pub fn number(value: f64) -> String {
+    let size = value.abs();
+    if !value.is_finite() {
+        return "n/a".to_string();
+    }
+    if value == value.trunc() && size < 1e9 {
+        return format!("{value:.0}");
+    }
+    match size {
+        0.0..1e-3 => format!("{value:.1e}"),
+        1e-3..1.0 => format!("{value:.4}"),
+        1.0..100.0 => format!("{value:.3}"),
+        100.0..1000.0 => format!("{value:.1}"),
+        1000.0..1e9 => format!("{value:.0}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
 /// `text` with every control character but the newline shown as `?`: a task's name or a program's output must not be
 /// able to move the cursor or recolour the terminal.
 pub fn printable(text: &str) -> String {
@@ -81,6 +100,23 @@ mod tests {
         assert_eq!(duration(7625.0), "2 h 07 min");
         assert_eq!(duration(f64::NAN), "n/a");
         assert_eq!(duration(f64::INFINITY), "n/a");
+    }
+
+    #[test]
+    fn numbers() {
+        let cases = [
+            (0.0, "0"),
+            (3.0, "3"),
+            (0.03125, "0.0312"),
+            (std::f64::consts::PI, "3.142"),
+            (4e-5, "4.0e-5"),
+            (-0.25, "-0.2500"),
+            (1234.5, "1234"),
+            (f64::NAN, "n/a"),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(number(value), expected);
+        }
     }
 
     #[test]
