@@ -1,1 +1,3 @@
 //! One training step: batches, optimizer, schedule, checkpoint, metrics.
+
+pub mod optimizer;
