@@ -1,0 +1,229 @@
+//! `config.json` of a Qwen2, Qwen2.5 or Qwen3 dense model, as Hugging Face Transformers writes it.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::error::ModelError;
+use crate::device::Heads;
+
+/// The two families: they differ in attention biases (Qwen2) and in the norm of queries and keys (Qwen3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    Qwen2,
+    Qwen3,
+}
+
+impl Family {
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Family::Qwen2 => "qwen2",
+            Family::Qwen3 => "qwen3",
+        }
+    }
+    fn architecture(self) -> &'static str {
+        match self {
+            Family::Qwen2 => "Qwen2ForCausalLM",
+            Family::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+}
+
+/// The shape of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    pub family: Family,
+    pub vocabulary: usize,
+    pub hidden: usize,
+    pub intermediate: usize,
+    pub layers: usize,
+    pub query_heads: usize,
+    pub key_value_heads: usize,
+    pub head_dim: usize,
+    pub norm_epsilon: f32,
+    pub rope_theta: f64,
+    /// Longest sequence the model was made for, in tokens.
+    pub max_positions: usize,
+    /// The head reads the embedding table.
+    pub tied_embeddings: bool,
+    /// Queries, keys and values have biases.
+    pub attention_bias: bool,
+    /// Every other field of the file, kept so that a saved model can be served by others (`eos_token_id` and the like).
+    pub other: Map<String, Value>,
+}
+
+impl ModelConfig {
+    /// Each query head and each key head is normed (Qwen3).
+    pub fn query_key_norms(&self) -> bool {
+        self.family == Family::Qwen3
+    }
+
+    pub fn heads(&self) -> Heads {
+        Heads { query_heads: self.query_heads, key_value_heads: self.key_value_heads, head_dim: self.head_dim }
+    }
+
+    /// Reads `directory/config.json`.
+    ///
+    /// # Errors
+    /// One line naming the file and the field, for anything that this program does not run: another model type, scaled rotary
+    /// embeddings, a sliding window in use, experts, impossible sizes.
+    pub fn load(directory: &Path) -> Result<ModelConfig, ModelError> {
+        let path = directory.join("config.json");
+        let text = std::fs::read_to_string(&path).map_err(|source| ModelError::io(&path, source))?;
+        ModelConfig::from_json(&text).map_err(|problem| ModelError::Config { path, problem })
+    }
+
+    /// Reads the text of a `config.json`; the error is one line without the file's name.
+    pub fn from_json(text: &str) -> Result<ModelConfig, String> {
+        let value: Value = serde_json::from_str(text).map_err(|error| format!("not valid JSON: {error}"))?;
+        let Value::Object(other) = value else { return Err("not a JSON object".to_string()) };
+        let mut fields = Fields(other);
+        let family = match fields.0.remove("model_type").as_ref().and_then(Value::as_str) {
+            Some("qwen2") => Family::Qwen2,
+            Some("qwen3") => Family::Qwen3,
+            Some(found) => return Err(format!("model_type is {found:?}, but only \"qwen2\" and \"qwen3\" (dense) are supported")),
+            None => return Err("model_type is missing; expected \"qwen2\" or \"qwen3\"".to_string()),
+        };
+        fields.refuse_unsupported()?;
+        let rope_theta = fields.rope_theta()?;
+        let hidden = fields.size("hidden_size")?;
+        let query_heads = fields.size("num_attention_heads")?;
+        let head_dim = match fields.optional_size("head_dim")? {
+            Some(head_dim) => head_dim,
+            None if hidden % query_heads == 0 => hidden / query_heads,
+            None => return Err(format!("hidden_size {hidden} is no multiple of num_attention_heads {query_heads}; give head_dim")),
+        };
+        let key_value_heads = fields.optional_size("num_key_value_heads")?.unwrap_or(query_heads);
+        if query_heads % key_value_heads != 0 {
+            return Err(format!("num_attention_heads {query_heads} is no multiple of num_key_value_heads {key_value_heads}"));
+        }
+        if head_dim % 2 != 0 {
+            return Err(format!("head_dim is {head_dim}, but rotary embeddings need an even number"));
+        }
+        Ok(ModelConfig {
+            family,
+            vocabulary: fields.size("vocab_size")?,
+            hidden,
+            intermediate: fields.size("intermediate_size")?,
+            layers: fields.size("num_hidden_layers")?,
+            query_heads,
+            key_value_heads,
+            head_dim,
+            norm_epsilon: fields.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            rope_theta,
+            max_positions: fields.optional_size("max_position_embeddings")?.unwrap_or(32_768),
+            tied_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
+            attention_bias: fields.flag("attention_bias")?.unwrap_or(family == Family::Qwen2),
+            other: fields.0,
+        })
+    }
+
+    /// The file that [`ModelConfig::load`] reads back; weights are saved as f32 beside it.
+    pub fn to_json(&self) -> String {
+        let mut fields = self.other.clone();
+        let own = json!({
+            "architectures": [self.family.architecture()],
+            "model_type": self.family.model_type(),
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.query_heads,
+            "num_key_value_heads": self.key_value_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": shortest(self.norm_epsilon),
+            "rope_theta": self.rope_theta,
+            "max_position_embeddings": self.max_positions,
+            "tie_word_embeddings": self.tied_embeddings,
+            "attention_bias": self.attention_bias,
+            "torch_dtype": "float32",
+        });
+        fields.remove("dtype");
+        if let Value::Object(own) = own {
+            fields.extend(own);
+        }
+        let mut text = format!("{:#}", Value::Object(fields));
+        text.push('\n');
+        text
+    }
+}
+
+/// An f32 as the shortest decimal that reads back as itself: `1e-6`, not `9.999999974752427e-7`.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(value as f64)
+}
+
+/// The fields not yet read; reading one removes it, so that what remains is what the model does not interpret.
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn size(&mut self, name: &str) -> Result<usize, String> {
+        self.optional_size(name)?.ok_or_else(|| format!("{name} is missing"))
+    }
+
+    fn optional_size(&mut self, name: &str) -> Result<Option<usize>, String> {
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match value.as_u64() {
+                Some(size @ 1..=0xffff_ffff) => Ok(Some(size as usize)),
+                _ => Err(format!("{name} is {value}, expected a positive integer")),
+            },
+        }
+    }
+
+    fn number(&mut self, name: &str) -> Result<Option<f64>, String> {
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match value.as_f64() {
+                Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
+                _ => Err(format!("{name} is {value}, expected a positive number")),
+            },
+        }
+    }
+
+    fn flag(&mut self, name: &str) -> Result<Option<bool>, String> {
+        match self.0.remove(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(flag)),
+            Some(value) => Err(format!("{name} is {value}, expected true or false")),
+        }
+    }
+
+    /// `rope_theta` at the top (older files) or under `rope_parameters` (newer ones); any scaling is refused.
+    fn rope_theta(&mut self) -> Result<f64, String> {
+        let mut theta = self.number("rope_theta")?;
+        for name in ["rope_scaling", "rope_parameters"] {
+            let Some(Value::Object(parameters)) = self.0.remove(name) else { continue };
+            let mut parameters = Fields(parameters);
+            let kind = parameters.0.get("rope_type").or_else(|| parameters.0.get("type")).cloned();
+            if let Some(kind) = kind.filter(|kind| !kind.is_null() && kind != "default") {
+                return Err(format!("{name} has type {kind}, but only \"default\" (no scaling) is supported"));
+            }
+            theta = theta.or(parameters.number("rope_theta").map_err(|problem| format!("{name}.{problem}"))?);
+        }
+        Ok(theta.unwrap_or(10_000.0))
+    }
+
+    fn refuse_unsupported(&mut self) -> Result<(), String> {
+        if self.flag("use_sliding_window")?.unwrap_or(false) && self.0.get("sliding_window").is_some_and(|window| !window.is_null()) {
+            return Err("use_sliding_window is true, but only full attention is supported".to_string());
+        }
+        if let Some(Value::Array(kinds)) = self.0.get("layer_types")
+            && let Some(kind) = kinds.iter().find(|kind| *kind != "full_attention")
+        {
+            return Err(format!("layer_types holds {kind}, but only \"full_attention\" is supported"));
+        }
+        for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
+            if self.0.get(name).and_then(Value::as_u64).is_some_and(|experts| experts > 0) {
+                return Err(format!("{name} is set, but mixtures of experts are not supported"));
+            }
+        }
+        match self.0.remove("hidden_act") {
+            Some(Value::String(activation)) if activation != "silu" => {
+                Err(format!("hidden_act is {activation:?}, but only \"silu\" is supported"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

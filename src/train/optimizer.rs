@@ -1,0 +1,94 @@
+//! AdamW over all tensors of a model, with clipping by the global norm.
+
+use crate::device::{AdamWStep, Device};
+use crate::model::{Gradients, Model, ModelError};
+
+/// AdamW (Loshchilov and Hutter 2019) in PyTorch's form: decoupled weight decay, bias-corrected moments.
+pub struct AdamW<D: Device> {
+    pub beta1: f32,
+    pub beta2: f32,
+    pub epsilon: f32,
+    /// On matrices, embeddings among them; not on norms and biases.
+    pub weight_decay: f32,
+    device: D,
+    steps: u64,
+    /// Running means of gradients and of their squares, per stored tensor.
+    first: Vec<D::Buffer>,
+    second: Vec<D::Buffer>,
+}
+
+impl<D: Device> AdamW<D> {
+    pub fn new(model: &Model<D>, beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32) -> AdamW<D> {
+        let device = model.device().clone();
+        let zeros = || model.layout().entries.iter().map(|entry| device.zeros(entry.length())).collect();
+        AdamW { beta1, beta2, epsilon, weight_decay, first: zeros(), second: zeros(), steps: 0, device }
+    }
+
+    /// Steps taken so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// One step. Gradients are scaled down so that their global norm is at most `clip_norm`. Returns the norm before clipping;
+    /// if it is not finite nothing is changed, and the caller must say so.
+    pub fn step(&mut self, model: &mut Model<D>, gradients: &Gradients<D>, learning_rate: f32, clip_norm: f32) -> f64 {
+        let norm = gradients.global_norm();
+        if !norm.is_finite() {
+            return norm;
+        }
+        self.steps += 1;
+        let gradient_scale = if norm > clip_norm as f64 { (clip_norm as f64 / norm) as f32 } else { 1.0 };
+        for index in 0..self.first.len() {
+            let (device, parameters) = model.parameters_mut();
+            let parameter = &mut parameters[index];
+            let step = AdamWStep {
+                learning_rate,
+                beta1: self.beta1,
+                beta2: self.beta2,
+                epsilon: self.epsilon,
+                weight_decay: if parameter.entry.kind.decays() { self.weight_decay } else { 0.0 },
+                step: self.steps,
+                gradient_scale,
+            };
+            let gradient = &gradients.buffers[index];
+            device.adamw(&mut parameter.values, gradient, &mut self.first[index], &mut self.second[index], step);
+            model.repack(index);
+        }
+        norm
+    }
+
+    /// The moments as `(name, shape, values)`: `first.NAME` and `second.NAME` for every tensor of the model. With
+    /// [`AdamW::steps`], all that a resumed run needs to go on with the same bits.
+    pub fn tensors<'a>(&'a self, model: &'a Model<D>) -> impl Iterator<Item = (String, Vec<usize>, Vec<f32>)> + 'a {
+        [("first", &self.first), ("second", &self.second)].into_iter().flat_map(move |(moment, buffers)| {
+            model.layout().parts().map(move |(index, part)| {
+                let values = self.device.read(&buffers[index], part.offset, part.length());
+                (format!("{moment}.{}", part.name), part.shape.clone(), values)
+            })
+        })
+    }
+
+    /// Takes up the state of an earlier run: `tensor` gives the values of every name of [`AdamW::tensors`].
+    ///
+    /// # Errors
+    /// A tensor is missing or has another length.
+    pub fn restore(
+        &mut self,
+        model: &Model<D>,
+        steps: u64,
+        mut tensor: impl FnMut(&str) -> Option<Vec<f32>>,
+    ) -> Result<(), ModelError> {
+        for (moment, buffers) in [("first", &mut self.first), ("second", &mut self.second)] {
+            for (index, part) in model.layout().parts() {
+                let name = format!("{moment}.{}", part.name);
+                let values = tensor(&name).filter(|values| values.len() == part.length()).ok_or_else(|| ModelError::Tensor {
+                    name: name.clone(),
+                    problem: format!("missing from the optimizer's state, or not of shape {:?}", part.shape),
+                })?;
+                self.device.write(&mut buffers[index], part.offset, &values);
+            }
+        }
+        self.steps = steps;
+        Ok(())
+    }
+}

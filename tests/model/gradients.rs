@@ -1,0 +1,135 @@
+//! Gradients against finite differences, accumulation, threads; a step of training lowers the loss.
+
+use learner::device::CpuDevice;
+use learner::model::{Cotangents, Model, ModelConfig};
+use learner::train::optimizer::AdamW;
+use learner::types::Batch;
+
+use crate::support::{noisy_model, qwen2, qwen3, tokens, with_threads};
+
+const TEMPERATURE: f32 = 0.8;
+
+fn batch() -> Batch {
+    let (a, b, c) = (tokens(19, 53, 1), tokens(7, 53, 2), tokens(34, 53, 3));
+    Batch::pack(&[&a, &b, &c], |sequence, token| (sequence + token) % 4 != 0)
+}
+
+/// Weights of a loss `sum(a log_prob + b entropy)`, different for every row.
+fn cotangents(rows: usize) -> Cotangents {
+    let log_probs = (0..rows).map(|row| ((row * 7 % 11) as f32 - 4.0) * 0.1).collect();
+    let entropies = Some((0..rows).map(|row| ((row * 5 % 7) as f32 - 2.0) * 0.1).collect());
+    Cotangents { log_probs, entropies }
+}
+
+fn loss(model: &Model<CpuDevice>) -> f64 {
+    let scores = model.score(&batch(), TEMPERATURE);
+    let weights = cotangents(scores.log_probs.len());
+    let entropies = weights.entropies.expect("cotangents of entropies");
+    let log_prob_part: f64 = scores.log_probs.iter().zip(&weights.log_probs).map(|(x, a)| *x as f64 * *a as f64).sum();
+    log_prob_part + scores.entropies.iter().zip(&entropies).map(|(x, b)| *x as f64 * *b as f64).sum::<f64>()
+}
+
+/// Along a random direction in each tensor: `(loss(w + h d) - loss(w - h d)) / 2h` against `gradient . d`. A direction over a
+/// whole tensor makes the difference large against f32 rounding.
+fn check(config: ModelConfig) {
+    let mut model = noisy_model(CpuDevice::with_attention_segment(16), config, 3);
+    let mut gradients = model.new_gradients();
+    model.forward_backward(&mut gradients, &batch(), TEMPERATURE, |scores| cotangents(scores.log_probs.len()));
+    let tensors: Vec<_> = model.tensors().zip(gradients.tensors()).collect();
+    for ((name, _, values), (_, _, gradient)) in tensors {
+        let norm = gradient.iter().map(|g| *g as f64 * *g as f64).sum::<f64>().sqrt();
+        let direction: Vec<f64> = gradient.iter().map(|g| *g as f64 / norm).collect();
+        let step = 1e-2;
+        let mut moved = |sign: f64| {
+            let shifted: Vec<f32> = values.iter().zip(&direction).map(|(w, d)| (*w as f64 + sign * step * d) as f32).collect();
+            model.set_tensor(&name, &shifted).expect("a tensor of the model itself");
+            loss(&model)
+        };
+        let numeric = (moved(1.0) - moved(-1.0)) / (2.0 * step);
+        model.set_tensor(&name, &values).expect("a tensor of the model itself");
+        assert!((numeric - norm).abs() < 5e-3 * norm + 2e-4, "{name}: numeric {numeric}, analytic {norm}");
+    }
+}
+
+#[test]
+fn finite_differences_agree_for_qwen3_tied() {
+    check(qwen3(true));
+}
+
+#[test]
+fn finite_differences_agree_for_qwen3_untied() {
+    check(qwen3(false));
+}
+
+#[test]
+fn finite_differences_agree_for_qwen2() {
+    check(qwen2());
+}
+
+#[test]
+fn gradients_do_not_depend_on_threads_and_accumulate() {
+    let model = noisy_model(CpuDevice::new(), qwen3(true), 3);
+    let run = |threads: usize, passes: usize| {
+        with_threads(threads, || {
+            let mut gradients = model.new_gradients();
+            for _ in 0..passes {
+                model.forward_backward(&mut gradients, &batch(), 1.0, |scores| cotangents(scores.log_probs.len()));
+            }
+            gradients
+        })
+    };
+    let (one, two) = (run(1, 1), run(2, 1));
+    for ((name, _, a), (_, _, b)) in one.tensors().zip(two.tensors()) {
+        assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()), "{name} depends on the number of threads");
+    }
+    let mut twice = run(2, 2);
+    twice.scale(0.5);
+    assert!((twice.global_norm() / one.global_norm() - 1.0).abs() < 1e-5);
+    twice.clear();
+    assert_eq!(twice.global_norm(), 0.0);
+}
+
+#[test]
+fn training_resumes_with_the_same_bits_and_a_broken_gradient_changes_nothing() {
+    let batch = batch();
+    let rows = batch.scored_rows.len();
+    let train = |model: &mut Model<CpuDevice>, optimizer: &mut AdamW<CpuDevice>, steps: usize| {
+        let mut last = 0.0;
+        for _ in 0..steps {
+            let mut gradients = model.new_gradients();
+            let scores = model.forward_backward(&mut gradients, &batch, 1.0, |_| Cotangents {
+                log_probs: vec![-1.0 / rows as f32; rows],
+                entropies: None,
+            });
+            last = -scores.log_probs.iter().sum::<f32>() / rows as f32;
+            optimizer.step(model, &gradients, 1e-2, 1.0);
+        }
+        last
+    };
+    let new_optimizer = |model: &Model<CpuDevice>| AdamW::new(model, 0.9, 0.95, 1e-8, 0.1);
+    let mut straight = Model::initialise(CpuDevice::new(), qwen3(true), 1);
+    let mut optimizer = new_optimizer(&straight);
+    let first = train(&mut straight, &mut optimizer, 1);
+    let last = train(&mut straight, &mut optimizer, 11);
+    assert!(last < 0.7 * first, "the loss went from {first} to {last}");
+
+    let mut resumed = Model::initialise(CpuDevice::new(), qwen3(true), 1);
+    let mut before = new_optimizer(&resumed);
+    train(&mut resumed, &mut before, 5);
+    let mut after = new_optimizer(&resumed);
+    let state: std::collections::HashMap<String, Vec<f32>> =
+        before.tensors(&resumed).map(|(name, _, values)| (name, values)).collect();
+    after.restore(&resumed, before.steps(), |name| state.get(name).cloned()).expect("a whole state");
+    train(&mut resumed, &mut after, 7);
+    for ((name, _, a), (_, _, b)) in straight.tensors().zip(resumed.tensors()) {
+        assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()), "{name} differs after resuming");
+    }
+
+    let mut gradients = straight.new_gradients();
+    straight.forward_backward(&mut gradients, &batch, 1.0, |_| Cotangents { log_probs: vec![f32::NAN; rows], entropies: None });
+    let before: Vec<_> = straight.tensors().collect();
+    assert!(!optimizer.step(&mut straight, &gradients, 1e-2, 1.0).is_finite());
+    assert_eq!(before, straight.tensors().collect::<Vec<_>>());
+    assert_eq!(optimizer.steps(), 12);
+    assert!(after.restore(&resumed, 1, |_| None).is_err());
+}
