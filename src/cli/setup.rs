@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::CliError;
 use crate::config::RunFile;
-use crate::device::Cpu;
+use crate::device::CpuDevice;
 use crate::model::{Model, ModelConfig};
 use crate::sandbox::Sandbox;
 use crate::text::{ChatFormat, Tokenizer};
@@ -42,8 +42,8 @@ impl Text {
 }
 
 /// Loads or draws the policy.
-pub fn load_model(run_file: &RunFile, text: &Text) -> Result<Model<Cpu>, CliError> {
-    let device = Cpu::new();
+pub fn load_model(run_file: &RunFile, text: &Text) -> Result<Model<CpuDevice>, CliError> {
+    let device = CpuDevice::new();
     if let Some(directory) = &run_file.model.directory {
         return load_model_from(directory, text);
     }
@@ -53,15 +53,15 @@ pub fn load_model(run_file: &RunFile, text: &Text) -> Result<Model<Cpu>, CliErro
     let refused = |error: String| CliError::Refused(format!("model.initialise: {error}"));
     let json = serde_json::to_string(&table).map_err(|error| refused(error.to_string()))?;
     let config = ModelConfig::from_json(&json).map_err(|error| refused(error.to_string()))?;
-    if config.vocab_size < vocabulary as usize {
-        return Err(refused(format!("vocab_size = {}: the tokenizer has {vocabulary} entries", config.vocab_size)));
+    if config.vocabulary < vocabulary as usize {
+        return Err(refused(format!("vocab_size = {}: the tokenizer has {vocabulary} entries", config.vocabulary)));
     }
     Ok(Model::initialise(device, config, run_file.run.seed))
 }
 
-pub fn load_model_from(directory: &Path, text: &Text) -> Result<Model<Cpu>, CliError> {
-    let model = Model::load(Cpu::new(), directory).map_err(CliError::refused)?;
-    let (entries, rows) = (text.tokenizer.vocabulary_size(), model.config().vocab_size);
+pub fn load_model_from(directory: &Path, text: &Text) -> Result<Model<CpuDevice>, CliError> {
+    let model = Model::load(CpuDevice::new(), directory).map_err(CliError::refused)?;
+    let (entries, rows) = (text.tokenizer.vocabulary_size(), model.config().vocabulary);
     if entries > rows {
         let message = format!("{}: tokenizer.json has {entries} entries, the model only {rows} rows", directory.display());
         return Err(CliError::Refused(message));

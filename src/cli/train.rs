@@ -8,15 +8,14 @@ use serde_json::Value;
 use super::setup::{self, Tasks, Text, bytes};
 use super::{CliError, OutputArguments, print_json, signals::StopSignal};
 use crate::config::{ConfigError, Layers, RunFile};
-use crate::device::{Cpu, Device};
+use crate::device::{CpuDevice, Device};
 use crate::evaluate::{Evaluation, HeldOut};
 use crate::grader::Grader;
 use crate::model::Model;
 use crate::report::{self, Reporter, TensorBoard};
 use crate::sandbox::Sandbox;
 use crate::stage::{self, Context, Learner, Point, RunError, RunState, Summary};
-use crate::train::optimizer::AdamW;
-use crate::train::{Checkpoints, write_atomically};
+use crate::train::{Checkpoints, Trainer, write_atomically};
 use crate::types::Progress;
 
 /// The flags from which a run file is made.
@@ -134,15 +133,15 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     }
 
     let optimizer_settings = match state.point {
-        Point::EvaluateBefore | Point::Rft => run_file.rft.optimizer(),
-        _ => run_file.rl.optimizer(),
+        Point::EvaluateBefore | Point::Rft => run_file.rft.optimizer,
+        _ => run_file.rl.optimizer,
     };
-    let mut optimizer = AdamW::new(&model, optimizer_settings);
+    let mut trainer = Trainer::new(model, optimizer_settings);
     if let Some(checkpoint) = &checkpoint {
-        Checkpoints::load_optimizer(checkpoint, &mut optimizer).map_err(CliError::failed)?;
+        Checkpoints::load_optimizer(checkpoint, &trainer.model, &mut trainer.optimizer).map_err(CliError::failed)?;
         reporter.note(&format!("going on from {}", checkpoint.display()));
     }
-    let mut learner = Learner { model, optimizer, state };
+    let mut learner = Learner { trainer, state };
     let board = TensorBoard::rewrite(&directory.path, learner.state.metrics_lines).map_err(CliError::failed)?;
     let workers = sandbox.parallel();
     let grader = Grader::new(sandbox);
@@ -223,13 +222,13 @@ fn start_or_resume(
     run_file: &RunFile,
     directory: &RunDirectory,
     text: &Text,
-) -> Result<(Model<Cpu>, RunState, Option<PathBuf>), CliError> {
+) -> Result<(Model<CpuDevice>, RunState, Option<PathBuf>), CliError> {
     let checkpoints = Checkpoints::new(directory.path.join("checkpoints"), run_file.checkpoint.keep);
     let latest = if directory.resumes { checkpoints.latest().map_err(CliError::failed)? } else { None };
     match latest {
         Some((path, _)) => {
             let state: RunState = Checkpoints::load_state(&path).map_err(CliError::failed)?;
-            let model = Model::load(Cpu::new(), &path).map_err(CliError::failed)?;
+            let model = Model::load(CpuDevice::new(), &path).map_err(CliError::failed)?;
             Ok((model, state, Some(path)))
         }
         None => Ok((setup::load_model(run_file, text)?, RunState::start(), None)),
@@ -292,8 +291,17 @@ fn header<D: Device>(
         None => format!("drawn at random, seed {}", run_file.run.seed),
     };
     let config = model.config();
-    let memory: Vec<String> =
-        model.memory_by_purpose().iter().map(|(purpose, count)| format!("{purpose} {}", bytes(*count as u64))).collect();
+    let memory = model.memory_by_purpose();
+    let micro_batch = run_file.step.micro_batch_tokens * memory.activations_per_token;
+    let caches = run_file.engine.max_sequences * run_file.agent.max_tokens * memory.key_values_per_token;
+    let memory = [
+        ("weights", memory.weights + memory.packed),
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("activations", micro_batch),
+        ("keys and values up to", caches),
+    ]
+    .map(|(purpose, count)| format!("{purpose} {}", bytes(count as u64)));
     let groups = format!("{} tasks x {} attempts", run_file.rl.tasks_per_step, run_file.rl.group_size);
     reporter.header(
         &format!("learner: {}", run_file.run.name),

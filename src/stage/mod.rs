@@ -32,8 +32,10 @@ use crate::evaluate::{self, Evaluation, HeldOut, Stream};
 use crate::grader::Grader;
 use crate::model::Model;
 use crate::text::{ChatFormat, Tokenizer};
-use crate::train::optimizer::{AdamW, AdamWSettings};
-use crate::train::{CheckpointError, CheckpointSettings, Checkpoints, FileError, MetricsLog, StepSettings, write_atomically};
+use crate::train::optimizer::AdamWSettings;
+use crate::train::{
+    CheckpointError, CheckpointSettings, Checkpoints, FileError, MetricsLog, StepSettings, Trainer, write_atomically,
+};
 use crate::types::{Episode, Progress, Task};
 
 /// Everything that decides what a run computes.
@@ -72,8 +74,7 @@ pub struct Context<'a> {
 
 /// What a run changes.
 pub struct Learner<D: Device> {
-    pub model: Model<D>,
-    pub optimizer: AdamW<D>,
+    pub trainer: Trainer<D>,
     pub state: RunState,
 }
 
@@ -130,20 +131,20 @@ impl<D: Device> Run<'_, D> {
             match self.learner.state.point {
                 Point::EvaluateBefore => {
                     self.evaluate_fully("before_rft", stream::EVALUATE_BEFORE_RFT)?;
-                    self.enter(Point::Rft, self.context.settings.rft.optimizer());
+                    self.enter(Point::Rft, self.context.settings.rft.optimizer);
                 }
                 Point::Rft => {
                     self.fine_tune()?;
-                    self.enter(Point::EvaluateAfterRft, self.context.settings.rl.optimizer());
+                    self.enter(Point::EvaluateAfterRft, self.context.settings.rl.optimizer);
                     self.save()?;
                 }
                 Point::EvaluateAfterRft => {
                     self.evaluate_fully("after_rft", stream::EVALUATE_AFTER_RFT)?;
-                    self.enter(Point::Rl, self.context.settings.rl.optimizer());
+                    self.enter(Point::Rl, self.context.settings.rl.optimizer);
                 }
                 Point::Rl => {
                     self.reinforce()?;
-                    self.enter(Point::EvaluateAfterRl, self.context.settings.rl.optimizer());
+                    self.enter(Point::EvaluateAfterRl, self.context.settings.rl.optimizer);
                     self.save()?;
                 }
                 Point::EvaluateAfterRl => {
@@ -158,7 +159,7 @@ impl<D: Device> Run<'_, D> {
     fn enter(&mut self, point: Point, optimizer: AdamWSettings) {
         self.learner.state.point = point;
         self.learner.state.step = 0;
-        self.learner.optimizer = AdamW::new(&self.learner.model, optimizer);
+        self.learner.trainer.reset_optimizer(optimizer);
     }
 
     /// Evaluates with all samples, unless the run already has this evaluation.
@@ -183,7 +184,7 @@ impl<D: Device> Run<'_, D> {
         };
         let stream = Stream { seed: context.settings.seed, stream, version: self.learner.state.version() };
         let rollout = rollout(context);
-        let mut engine = builtin_engine(context, &self.learner.model);
+        let mut engine = builtin_engine(context, &self.learner.trainer.model);
         let (evaluation, episodes) =
             evaluate::evaluate(&rollout, &mut engine, &context.held_out, samples, stream, &mut on_episode, context.stop)
                 .map_err(RunError::Rollout)?;
@@ -227,8 +228,8 @@ impl<D: Device> Run<'_, D> {
         let started = Instant::now();
         self.learner.state.metrics_lines = self.log.commit()?;
         let step = self.learner.state.steps();
-        let Learner { model, optimizer, state } = &*self.learner;
-        let path = self.checkpoints.save(step, model, Some(optimizer), self.context.tokenizer_json, state)?;
+        let Learner { trainer, state } = &*self.learner;
+        let path = self.checkpoints.save(step, &trainer.model, &trainer.optimizer, self.context.tokenizer_json, state)?;
         self.context.progress.detail(&format!("checkpoint {}", path.display()));
         self.learner.state.add_seconds("checkpoint", started.elapsed().as_secs_f64());
         Ok(path)

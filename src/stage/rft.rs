@@ -12,7 +12,7 @@ use crate::agent::{RolloutError, demonstrate};
 use crate::algorithm::{Decay, ScheduleSettings, learning_rate};
 use crate::device::Device;
 use crate::train::optimizer::AdamWSettings;
-use crate::train::{FileError, imitation_step, write_atomically};
+use crate::train::{FileError, write_atomically};
 use crate::types::{Episode, Key, Purpose, Sample, Verdict};
 
 /// Settings of the stage. The defaults are the quick start's (`docs/training-step.md` says where they come from).
@@ -28,9 +28,7 @@ pub struct RftSettings {
     /// Sequences of one optimizer step.
     pub batch_sequences: usize,
     pub schedule: ScheduleSettings,
-    pub beta1: f32,
-    pub beta2: f32,
-    pub weight_decay: f32,
+    pub optimizer: AdamWSettings,
 }
 
 impl Default for RftSettings {
@@ -47,9 +45,7 @@ impl Default for RftSettings {
                 floor_share: 0.1,
                 ..ScheduleSettings::default()
             },
-            beta1: 0.9,
-            beta2: 0.95,
-            weight_decay: 0.1,
+            optimizer: AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() },
         }
     }
 }
@@ -62,15 +58,6 @@ impl RftSettings {
             return Err("rft.batch_sequences = 0: must be at least 1".into());
         }
         self.schedule.check().map_err(|error| format!("rft.schedule.{error}"))
-    }
-
-    pub fn optimizer(&self) -> AdamWSettings {
-        AdamWSettings {
-            beta1: self.beta1,
-            beta2: self.beta2,
-            weight_decay: self.weight_decay,
-            ..AdamWSettings::default()
-        }
     }
 }
 
@@ -99,9 +86,7 @@ impl<D: Device> Run<'_, D> {
             let batch = self.batch(&kept, step, per_pass);
             let rate = learning_rate(step as u64, total as u64, &settings.schedule);
             let learner = &mut *self.learner;
-            let step_settings = &self.context.settings.step;
-            let metrics =
-                imitation_step(&mut learner.model, &mut learner.optimizer, &batch, rate as f32, step_settings);
+            let metrics = learner.trainer.imitation_step(&batch, rate as f32, &self.context.settings.step);
             learner.state.step += 1;
             learner.state.rft_steps += 1;
             tokens += metrics.tokens;

@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Learner, Run, RunError, builtin_engine, first_fault, rollout, stream};
+use super::{Run, RunError, builtin_engine, first_fault, rollout, stream};
 use crate::agent::{RolloutError, Work};
 use crate::algorithm::{ClipSettings, Decay, Mismatch, ScheduleSettings, has_signal, learning_rate, leave_one_out};
 use crate::device::Device;
 use crate::evaluate::count_endings;
 use crate::train::optimizer::AdamWSettings;
-use crate::train::{StepMetrics, policy_step, recompute_log_probs};
+use crate::train::{PolicySettings, StepMetrics};
 use crate::types::{Episode, Group, Key, Purpose, Sample, Task};
 
 /// Settings of the stage. The defaults are the quick start's.
@@ -29,9 +29,7 @@ pub struct RlSettings {
     pub updates_per_rollout: usize,
     pub clip: ClipSettings,
     pub schedule: ScheduleSettings,
-    pub beta1: f32,
-    pub beta2: f32,
-    pub weight_decay: f32,
+    pub optimizer: AdamWSettings,
 }
 
 impl Default for RlSettings {
@@ -49,9 +47,7 @@ impl Default for RlSettings {
                 floor_share: 0.3,
                 ..ScheduleSettings::default()
             },
-            beta1: 0.9,
-            beta2: 0.95,
-            weight_decay: 0.0,
+            optimizer: AdamWSettings::default(),
         }
     }
 }
@@ -71,15 +67,6 @@ impl RlSettings {
         }
         self.clip.check().map_err(|error| format!("rl.clip.{error}"))?;
         self.schedule.check().map_err(|error| format!("rl.schedule.{error}"))
-    }
-
-    pub fn optimizer(&self) -> AdamWSettings {
-        AdamWSettings {
-            beta1: self.beta1,
-            beta2: self.beta2,
-            weight_decay: self.weight_decay,
-            ..AdamWSettings::default()
-        }
     }
 }
 
@@ -271,7 +258,7 @@ impl<D: Device> Run<'_, D> {
             step: step as u64,
             version: self.learner.state.version(),
         };
-        let mut engine = builtin_engine(self.context, &self.learner.model);
+        let mut engine = builtin_engine(self.context, &self.learner.trainer.model);
         rollout(self.context).collect(&mut engine, &work, &mut on_episode, &|| false).map_err(RunError::Rollout)
     }
 
@@ -280,11 +267,12 @@ impl<D: Device> Run<'_, D> {
         let context = self.context;
         let (rl, step) = (&context.settings.rl, &context.settings.step);
         let temperature = context.settings.engine.temperature;
-        let Learner { model, optimizer, .. } = &mut *self.learner;
+        let policy = PolicySettings { temperature, clip: &rl.clip };
+        let trainer = &mut self.learner.trainer;
         if rl.updates_per_rollout == 1 {
-            return policy_step(model, optimizer, samples, None, temperature, rate, &rl.clip, step);
+            return trainer.policy_step(samples, None, &policy, rate, step);
         }
-        let old = recompute_log_probs(model, samples, temperature, step.micro_batch_tokens);
+        let old = trainer.recompute_log_probs(samples, temperature, step);
         let mut mismatch = Mismatch::default();
         for (sample, old) in samples.iter().zip(&old) {
             let trained = |values: &[f32]| -> Vec<f32> {
@@ -298,7 +286,7 @@ impl<D: Device> Run<'_, D> {
             let samples: Vec<Sample> =
                 samples.iter().enumerate().filter(|(index, _)| part(*index)).map(|(_, sample)| sample.clone()).collect();
             let old: Vec<Vec<f32>> = old.iter().enumerate().filter(|(index, _)| part(*index)).map(|(_, old)| old.clone()).collect();
-            let metrics = policy_step(model, optimizer, &samples, Some(&old), temperature, rate, &rl.clip, step);
+            let metrics = trainer.policy_step(&samples, Some(&old), &policy, rate, step);
             total.add(&metrics, rl.updates_per_rollout);
         }
         StepMetrics { mismatch, ..total }

@@ -58,8 +58,8 @@ impl<D: Device> Run<'_, D> {
         Ok(Summary {
             seed: self.context.settings.seed,
             evaluation: state.evaluations.clone(),
-            parameters: self.learner.model.parameter_count(),
-            weights_sha256: weights_sha256(&self.learner.model),
+            parameters: self.learner.trainer.model.parameter_count(),
+            weights_sha256: weights_sha256(&self.learner.trainer.model),
             rft_steps: state.rft_steps,
             rl_steps: state.rl_steps,
             mismatch_max: state.mismatch_max,

@@ -33,14 +33,10 @@ fn pack(samples: &[Sample], members: Vec<usize>) -> (Vec<usize>, Batch) {
     (members, batch)
 }
 
-/// Spreads a value of each sample over its trained tokens, in the order of the batch's scored rows.
-pub(super) fn per_token<T: Copy>(samples: &[Sample], members: &[usize], value: impl Fn(&Sample, usize) -> T) -> Vec<T> {
-    let mut values = Vec::new();
-    for &member in members {
-        let sample = &samples[member];
-        values.extend((1..sample.ids.len()).filter(|&token| sample.trained[token]).map(|token| value(sample, token)));
-    }
-    values
+/// A value for each trained token of a batch's samples, in the order of its scored rows: `value(sample index, token)`.
+pub(super) fn per_token<T>(samples: &[Sample], members: &[usize], value: impl Fn(usize, usize) -> T) -> Vec<T> {
+    let trained = |index: usize| (1..samples[index].ids.len()).filter(move |&token| samples[index].trained[token]);
+    members.iter().flat_map(|&index| trained(index).map(move |token| (index, token))).map(|(index, token)| value(index, token)).collect()
 }
 
 #[cfg(test)]
@@ -70,7 +66,7 @@ mod tests {
             prop_assert_eq!(seen, expected);
             for (members, batch) in &batches {
                 prop_assert!(batch.ids.len() <= max_tokens || members.len() == 1);
-                let targets = per_token(&samples, members, |sample, token| sample.ids[token]);
+                let targets = per_token(&samples, members, |index, token| samples[index].ids[token]);
                 prop_assert_eq!(batch.targets(), targets);
             }
         }

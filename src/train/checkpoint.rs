@@ -11,10 +11,13 @@
 //! A checkpoint is written under a temporary name, synced, renamed, and only then marked; an older one loses its mark
 //! before it loses its files. So the newest marked folder is always whole.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +78,8 @@ pub struct Checkpoints {
 const MARK: &str = "DONE";
 const STATE: &str = "state.json";
 const OPTIMIZER: &str = "optimizer.safetensors";
+/// Key in the optimizer file's header: steps taken.
+const STEPS: &str = "steps";
 
 impl Checkpoints {
     pub fn new(folder: PathBuf, keep: usize) -> Checkpoints {
@@ -94,7 +99,7 @@ impl Checkpoints {
         &self,
         step: usize,
         model: &Model<D>,
-        optimizer: Option<&AdamW<D>>,
+        optimizer: &AdamW<D>,
         tokenizer_json: &[u8],
         state: &impl Serialize,
     ) -> Result<PathBuf, CheckpointError> {
@@ -111,9 +116,7 @@ impl Checkpoints {
             fs::create_dir_all(&partial).map_err(file_error(&partial))?;
             model.save(&partial)?;
             write_atomically(&partial.join("tokenizer.json"), tokenizer_json)?;
-            if let Some(optimizer) = optimizer {
-                optimizer.save(&partial.join(OPTIMIZER))?;
-            }
+            save_optimizer(&partial.join(OPTIMIZER), model, optimizer)?;
             let state = serde_json::to_vec_pretty(state).map_err(io::Error::from).map_err(file_error(&partial))?;
             write_atomically(&partial.join(STATE), &state)?;
             fs::rename(&partial, &path).and_then(|()| sync_folder(&self.folder)).map_err(file_error(&path))?;
@@ -137,8 +140,12 @@ impl Checkpoints {
     }
 
     /// Reads Adam's moments for `model` from a checkpoint.
-    pub fn load_optimizer<D: Device>(path: &Path, optimizer: &mut AdamW<D>) -> Result<(), CheckpointError> {
-        Ok(optimizer.load(&path.join(OPTIMIZER))?)
+    pub fn load_optimizer<D: Device>(
+        path: &Path,
+        model: &Model<D>,
+        optimizer: &mut AdamW<D>,
+    ) -> Result<(), CheckpointError> {
+        load_optimizer(&path.join(OPTIMIZER), model, optimizer)
     }
 
     /// Removes what an interrupted save or removal left behind. Called once when a run starts.
@@ -181,6 +188,58 @@ impl Checkpoints {
             Err(source) => Err(error(source).into()),
         }
     }
+}
+
+/// A moment of one tensor, read from the device when its turn to be written comes.
+struct Moment<'a, D: Device> {
+    optimizer: &'a AdamW<D>,
+    model: &'a Model<D>,
+    name: String,
+    shape: Vec<usize>,
+}
+
+impl<D: Device> View for Moment<'_, D> {
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+    fn data(&self) -> Cow<'_, [u8]> {
+        let values = self.optimizer.read(self.model, &self.name);
+        Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect())
+    }
+    fn data_len(&self) -> usize {
+        self.shape.iter().product::<usize>() * size_of::<f32>()
+    }
+}
+
+fn save_optimizer<D: Device>(path: &Path, model: &Model<D>, optimizer: &AdamW<D>) -> Result<(), CheckpointError> {
+    let moments = optimizer.names(model).into_iter().map(|(name, shape)| (name.clone(), Moment { optimizer, model, name, shape }));
+    let steps = HashMap::from([(STEPS.to_owned(), optimizer.steps().to_string())]);
+    safetensors::serialize_to_file(moments, Some(steps), path).map_err(|error| FileError {
+        path: path.to_path_buf(),
+        source: match error {
+            safetensors::SafeTensorError::IoError(source) => source,
+            other => io::Error::other(other.to_string()),
+        },
+    })?;
+    fs::File::open(path).and_then(|file| file.sync_all()).map_err(|source| FileError::new(path, source))?;
+    Ok(())
+}
+
+fn load_optimizer<D: Device>(path: &Path, model: &Model<D>, optimizer: &mut AdamW<D>) -> Result<(), CheckpointError> {
+    let broken = |reason: String| CheckpointError::Broken { path: path.to_path_buf(), reason };
+    let bytes = fs::read(path).map_err(|source| FileError::new(path, source))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| broken(error.to_string()))?;
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| broken(error.to_string()))?;
+    let steps = header.metadata().as_ref().and_then(|metadata| metadata.get(STEPS)?.parse().ok());
+    let steps = steps.ok_or_else(|| broken(format!("the header has no {STEPS}")))?;
+    let values = |name: &str| {
+        let data = tensors.tensor(name).ok()?.data();
+        Some(data.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect())
+    };
+    Ok(optimizer.restore(model, steps, values)?)
 }
 
 /// Removes the mark first, so that no half-removed folder counts as a checkpoint.

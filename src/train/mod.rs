@@ -19,4 +19,4 @@ pub use batch::micro_batches;
 pub use checkpoint::{CheckpointError, CheckpointSettings, Checkpoints};
 pub use files::{FileError, write_atomically};
 pub use metrics::MetricsLog;
-pub use step::{StepMetrics, StepSettings, imitation_step, policy_step, recompute_log_probs};
+pub use step::{PolicySettings, StepMetrics, StepSettings, Trainer};

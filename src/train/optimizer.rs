@@ -1,15 +1,30 @@
 //! AdamW over all tensors of a model, with clipping by the global norm.
 
+use serde::{Deserialize, Serialize};
+
 use crate::device::{AdamWStep, Device};
 use crate::model::{Gradients, Model, ModelError};
 
-/// AdamW (Loshchilov and Hutter 2019) in PyTorch's form: decoupled weight decay, bias-corrected moments.
-pub struct AdamW<D: Device> {
+/// The constants of AdamW.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdamWSettings {
     pub beta1: f32,
     pub beta2: f32,
     pub epsilon: f32,
     /// On matrices, embeddings among them; not on norms and biases.
     pub weight_decay: f32,
+}
+
+impl Default for AdamWSettings {
+    fn default() -> Self {
+        AdamWSettings { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.0 }
+    }
+}
+
+/// AdamW (Loshchilov and Hutter 2019) in PyTorch's form: decoupled weight decay, bias-corrected moments.
+pub struct AdamW<D: Device> {
+    settings: AdamWSettings,
     device: D,
     steps: u64,
     /// Running means of gradients and of their squares, per stored tensor.
@@ -18,10 +33,10 @@ pub struct AdamW<D: Device> {
 }
 
 impl<D: Device> AdamW<D> {
-    pub fn new(model: &Model<D>, beta1: f32, beta2: f32, epsilon: f32, weight_decay: f32) -> AdamW<D> {
+    pub fn new(model: &Model<D>, settings: AdamWSettings) -> AdamW<D> {
         let device = model.device().clone();
         let zeros = || model.layout().entries.iter().map(|entry| device.zeros(entry.length())).collect();
-        AdamW { beta1, beta2, epsilon, weight_decay, first: zeros(), second: zeros(), steps: 0, device }
+        AdamW { settings, first: zeros(), second: zeros(), steps: 0, device }
     }
 
     /// Steps taken so far.
@@ -43,10 +58,10 @@ impl<D: Device> AdamW<D> {
             let parameter = &mut parameters[index];
             let step = AdamWStep {
                 learning_rate,
-                beta1: self.beta1,
-                beta2: self.beta2,
-                epsilon: self.epsilon,
-                weight_decay: if parameter.entry.kind.decays() { self.weight_decay } else { 0.0 },
+                beta1: self.settings.beta1,
+                beta2: self.settings.beta2,
+                epsilon: self.settings.epsilon,
+                weight_decay: if parameter.entry.kind.decays() { self.settings.weight_decay } else { 0.0 },
                 step: self.steps,
                 gradient_scale,
             };
@@ -57,18 +72,26 @@ impl<D: Device> AdamW<D> {
         norm
     }
 
-    /// The moments as `(name, shape, values)`: `first.NAME` and `second.NAME` for every tensor of the model. With
-    /// [`AdamW::steps`], all that a resumed run needs to go on with the same bits.
-    pub fn tensors<'a>(&'a self, model: &'a Model<D>) -> impl Iterator<Item = (String, Vec<usize>, Vec<f32>)> + 'a {
-        [("first", &self.first), ("second", &self.second)].into_iter().flat_map(move |(moment, buffers)| {
-            model.layout().parts().map(move |(index, part)| {
-                let values = self.device.read(&buffers[index], part.offset, part.length());
-                (format!("{moment}.{}", part.name), part.shape.clone(), values)
-            })
-        })
+    /// Names and shapes of the moments: `first.NAME` and `second.NAME` for every tensor of the model. Their values, with
+    /// [`AdamW::steps`], are all that a resumed run needs to go on with the same bits.
+    pub fn names(&self, model: &Model<D>) -> Vec<(String, Vec<usize>)> {
+        let named = |moment: &str| -> Vec<_> {
+            model.layout().parts().map(|(_, part)| (format!("{moment}.{}", part.name), part.shape.clone())).collect()
+        };
+        [named("first"), named("second")].concat()
     }
 
-    /// Takes up the state of an earlier run: `tensor` gives the values of every name of [`AdamW::tensors`].
+    /// The values of the moment with a name of [`AdamW::names`]; empty for any other name.
+    pub fn read(&self, model: &Model<D>, name: &str) -> Vec<f32> {
+        let (moment, tensor) = name.split_once('.').unwrap_or_default();
+        let buffers = if moment == "first" { &self.first } else { &self.second };
+        match model.layout().find(tensor) {
+            Some((index, part)) => self.device.read(&buffers[index], part.offset, part.length()),
+            None => Vec::new(),
+        }
+    }
+
+    /// Takes up the state of an earlier run: `tensor` gives the values of every name of [`AdamW::names`].
     ///
     /// # Errors
     /// A tensor is missing or has another length.

@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::batch::{micro_batches, per_token};
-use super::optimizer::AdamW;
+use super::optimizer::{AdamW, AdamWSettings};
 use crate::algorithm::{ClipSettings, LossStatistics, Mismatch, PolicyLoss, clipped_policy_loss, negative_log_likelihood};
 use crate::device::Device;
 use crate::model::{Cotangents, Gradients, Model, Scores};
@@ -80,106 +80,109 @@ impl StepMetrics {
     }
 }
 
-/// A step of rejection fine-tuning: mean negative log-likelihood of the trained tokens.
-pub fn imitation_step<D: Device>(
-    model: &mut Model<D>,
-    optimizer: &mut AdamW<D>,
-    samples: &[Sample],
-    learning_rate: f32,
-    settings: &StepSettings,
-) -> StepMetrics {
-    step(model, optimizer, samples, 1.0, learning_rate, settings, |scores, _, denominator, _| {
-        negative_log_likelihood(&scores.log_probs, None, denominator)
-    })
+/// What training changes: the weights, the optimizer's moments, and room for gradients.
+pub struct Trainer<D: Device> {
+    pub model: Model<D>,
+    pub optimizer: AdamW<D>,
+    gradients: Gradients<D>,
 }
 
-/// A step of reinforcement learning: the clipped policy loss, token-level, one denominator for the whole step.
-///
-/// `old_log_probs[i][t]` is the log-probability of token `t` of sample `i` before this rollout's first update. `None` for
-/// that first update itself: the old policy is then the current one, every ratio is 1, and the forward pass of this very
-/// step is the recomputation that `mismatch` compares with what the engine sampled.
-pub fn policy_step<D: Device>(
-    model: &mut Model<D>,
-    optimizer: &mut AdamW<D>,
-    samples: &[Sample],
-    old_log_probs: Option<&[Vec<f32>]>,
-    temperature: f32,
-    learning_rate: f32,
-    clip: &ClipSettings,
-    settings: &StepSettings,
-) -> StepMetrics {
-    step(model, optimizer, samples, temperature, learning_rate, settings, |scores, members, denominator, metrics| {
-        let advantages = per_token(samples, members, |sample, _| sample.advantage);
-        let old = match old_log_probs {
-            Some(old) => members
-                .iter()
-                .flat_map(|&member| {
-                    let trained = &samples[member].trained;
-                    (1..trained.len()).filter(|&token| trained[token]).map(move |token| old[member][token])
-                })
-                .collect(),
-            None => {
-                let sampled = per_token(samples, members, |sample, token| sample.sampled_log_probs[token]);
-                metrics.mismatch.merge(&Mismatch::measure(&sampled, &scores.log_probs));
-                scores.log_probs.clone()
+/// What a policy step needs beside samples.
+#[derive(Clone, Debug)]
+pub struct PolicySettings<'a> {
+    /// Temperature at which the samples were drawn.
+    pub temperature: f32,
+    pub clip: &'a ClipSettings,
+}
+
+impl<D: Device> Trainer<D> {
+    pub fn new(model: Model<D>, optimizer: AdamWSettings) -> Trainer<D> {
+        Trainer { optimizer: AdamW::new(&model, optimizer), gradients: model.new_gradients(), model }
+    }
+
+    /// Starts a stage: no moments, no steps taken.
+    pub fn reset_optimizer(&mut self, optimizer: AdamWSettings) {
+        self.optimizer = AdamW::new(&self.model, optimizer);
+    }
+
+    /// A step of rejection fine-tuning: mean negative log-likelihood of the trained tokens.
+    pub fn imitation_step(&mut self, samples: &[Sample], learning_rate: f32, settings: &StepSettings) -> StepMetrics {
+        self.step(samples, 1.0, learning_rate, settings, |scores, _, denominator, _| {
+            negative_log_likelihood(&scores.log_probs, None, denominator)
+        })
+    }
+
+    /// A step of reinforcement learning: the clipped policy loss, token-level, one denominator for the whole step.
+    ///
+    /// `old_log_probs[i][t]` is the log-probability of token `t` of sample `i` before this rollout's first update. `None`
+    /// for that first update itself: the old policy is then the current one, every ratio is 1, and the forward pass of
+    /// this very step is the recomputation that `mismatch` compares with what the engine sampled.
+    pub fn policy_step(
+        &mut self,
+        samples: &[Sample],
+        old_log_probs: Option<&[Vec<f32>]>,
+        policy: &PolicySettings,
+        learning_rate: f32,
+        settings: &StepSettings,
+    ) -> StepMetrics {
+        self.step(samples, policy.temperature, learning_rate, settings, |scores, members, denominator, metrics| {
+            let advantages = per_token(samples, members, |index, _| samples[index].advantage);
+            let old = match old_log_probs {
+                Some(old) => per_token(samples, members, |index, token| old[index][token]),
+                None => {
+                    let sampled = per_token(samples, members, |index, token| samples[index].sampled_log_probs[token]);
+                    metrics.mismatch.merge(&Mismatch::measure(&sampled, &scores.log_probs));
+                    scores.log_probs.clone()
+                }
+            };
+            clipped_policy_loss(&scores.log_probs, &old, &advantages, policy.clip, denominator)
+        })
+    }
+
+    /// Recomputes the log-probability of every trained token of every sample, `[samples][tokens]`, 0 where not trained.
+    pub fn recompute_log_probs(&self, samples: &[Sample], temperature: f32, settings: &StepSettings) -> Vec<Vec<f32>> {
+        let mut log_probs: Vec<Vec<f32>> = samples.iter().map(|sample| vec![0.0; sample.ids.len()]).collect();
+        for (members, batch) in micro_batches(samples, settings.micro_batch_tokens) {
+            let scores = self.model.score(&batch, temperature);
+            let places = per_token(samples, &members, |index, token| (index, token));
+            for ((index, token), log_prob) in places.into_iter().zip(scores.log_probs) {
+                log_probs[index][token] = log_prob;
             }
-        };
-        clipped_policy_loss(&scores.log_probs, &old, &advantages, clip, denominator)
-    })
-}
-
-/// Recomputes the log-probability of every trained token of every sample, `[samples][tokens]`, 0 where not trained.
-pub fn recompute_log_probs<D: Device>(
-    model: &Model<D>,
-    samples: &[Sample],
-    temperature: f32,
-    micro_batch_tokens: usize,
-) -> Vec<Vec<f32>> {
-    let mut log_probs: Vec<Vec<f32>> = samples.iter().map(|sample| vec![0.0; sample.ids.len()]).collect();
-    for (members, batch) in micro_batches(samples, micro_batch_tokens) {
-        let scores = model.score(&batch, temperature);
-        let places = per_token_places(samples, &members);
-        for ((member, token), log_prob) in places.into_iter().zip(scores.log_probs) {
-            log_probs[member][token] = log_prob;
         }
+        log_probs
     }
-    log_probs
-}
 
-fn per_token_places(samples: &[Sample], members: &[usize]) -> Vec<(usize, usize)> {
-    let trained = |member: usize| (1..samples[member].ids.len()).filter(move |&token| samples[member].trained[token]);
-    members.iter().flat_map(|&member| trained(member).map(move |token| (member, token))).collect()
-}
-
-/// The shared step. `loss` turns the scores of a micro-batch (and the indices of its samples) into a loss.
-fn step<D: Device>(
-    model: &mut Model<D>,
-    optimizer: &mut AdamW<D>,
-    samples: &[Sample],
-    temperature: f32,
-    learning_rate: f32,
-    settings: &StepSettings,
-    loss: impl Fn(&Scores, &[usize], f64, &mut StepMetrics) -> PolicyLoss,
-) -> StepMetrics {
-    let mut metrics = StepMetrics::default();
-    metrics.tokens_trained = samples.iter().map(Sample::trained_count).sum();
-    if metrics.tokens_trained == 0 {
-        metrics.skipped = true;
-        return metrics;
+    /// The shared step. `loss` turns the scores of a micro-batch, the indices of its samples and the step's denominator
+    /// into a loss.
+    fn step(
+        &mut self,
+        samples: &[Sample],
+        temperature: f32,
+        learning_rate: f32,
+        settings: &StepSettings,
+        loss: impl Fn(&Scores, &[usize], f64, &mut StepMetrics) -> PolicyLoss,
+    ) -> StepMetrics {
+        let tokens_trained: usize = samples.iter().map(Sample::trained_count).sum();
+        let mut metrics = StepMetrics { tokens_trained, ..StepMetrics::default() };
+        if tokens_trained == 0 {
+            metrics.skipped = true;
+            return metrics;
+        }
+        let denominator = tokens_trained as f64;
+        self.gradients.clear();
+        for (members, batch) in micro_batches(samples, settings.micro_batch_tokens) {
+            metrics.tokens += batch.ids.len();
+            let scores = self.model.forward_backward(&mut self.gradients, &batch, temperature, |scores| {
+                let result = loss(scores, &members, denominator, &mut metrics);
+                metrics.loss += result.loss;
+                metrics.statistics.merge(&result.statistics);
+                Cotangents { log_probs: result.cotangents, entropies: None }
+            });
+            metrics.entropy += scores.entropies.iter().map(|&entropy| entropy as f64).sum::<f64>() / denominator;
+        }
+        let Trainer { model, optimizer, gradients } = self;
+        metrics.gradient_norm = optimizer.step(model, gradients, learning_rate, settings.max_gradient_norm);
+        metrics.skipped = !metrics.gradient_norm.is_finite();
+        metrics
     }
-    let denominator = metrics.tokens_trained as f64;
-    let mut gradients = Gradients::zeros(model);
-    for (members, batch) in micro_batches(samples, settings.micro_batch_tokens) {
-        metrics.tokens += batch.ids.len();
-        let scores = model.forward_backward(&mut gradients, &batch, temperature, |scores| {
-            let result = loss(scores, &members, denominator, &mut metrics);
-            metrics.loss += result.loss;
-            metrics.statistics.merge(&result.statistics);
-            Cotangents { log_probs: result.cotangents, entropies: None }
-        });
-        metrics.entropy += scores.entropies.iter().map(|&entropy| entropy as f64).sum::<f64>() / denominator;
-    }
-    metrics.gradient_norm = optimizer.step(model, &gradients, learning_rate, settings.max_gradient_norm) as f64;
-    metrics.skipped = !metrics.gradient_norm.is_finite();
-    metrics
 }

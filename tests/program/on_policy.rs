@@ -1,7 +1,7 @@
 //! Sampled and recomputed log-probabilities are equal bit for bit, and a nudge of one weight shows (DESIGN, rule 3).
 
 use learner::algorithm::Mismatch;
-use learner::device::Cpu;
+use learner::device::CpuDevice;
 use learner::engine::{BuiltinEngine, Engine, SampleKey, SampledTurn, Settings};
 use learner::model::{Model, ModelConfig};
 use learner::types::Batch;
@@ -10,12 +10,12 @@ const SHAPE: &str = r#"{"model_type": "qwen3", "vocab_size": 97, "hidden_size": 
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "rope_theta": 10000.0,
     "rms_norm_eps": 1e-6, "max_position_embeddings": 512, "tie_word_embeddings": true}"#;
 
-fn tiny() -> Model<Cpu> {
-    Model::initialise(Cpu::new(), ModelConfig::from_json(SHAPE).unwrap(), 3)
+fn tiny() -> Model<CpuDevice> {
+    Model::initialise(CpuDevice::new(), ModelConfig::from_json(SHAPE).unwrap(), 3)
 }
 
 /// Two turns of each of five sequences whose prompts have different lengths, read in pieces of at most `max_rows`.
-fn sample(model: &Model<Cpu>, max_rows: usize) -> Vec<(Vec<u32>, Vec<bool>, Vec<f32>)> {
+fn sample(model: &Model<CpuDevice>, max_rows: usize) -> Vec<(Vec<u32>, Vec<bool>, Vec<f32>)> {
     let settings = Settings { max_rows, ..Settings::default() };
     let mut engine = BuiltinEngine::new(model, settings, 0, 97);
     let mut sequences = Vec::new();
@@ -44,7 +44,7 @@ fn sample(model: &Model<Cpu>, max_rows: usize) -> Vec<(Vec<u32>, Vec<bool>, Vec<
     sequences.into_iter().map(|(_, tokens, sampled, noted, _)| (tokens, sampled, noted)).collect()
 }
 
-fn mismatch(model: &Model<Cpu>, episodes: &[(Vec<u32>, Vec<bool>, Vec<f32>)]) -> Mismatch {
+fn mismatch(model: &Model<CpuDevice>, episodes: &[(Vec<u32>, Vec<bool>, Vec<f32>)]) -> Mismatch {
     let ids: Vec<&[u32]> = episodes.iter().map(|(ids, ..)| ids.as_slice()).collect();
     let batch = Batch::pack(&ids, |sequence, token| episodes[sequence].1[token]);
     let noted: Vec<f32> = episodes
