@@ -5,10 +5,16 @@ pub fn duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "n/a".to_string();
     }
-    if seconds < 9.95 {
-        return format!("{seconds:.1} s");
-    }
-    let whole = seconds.round() as u64;
+    if seconds < 9.95 { format!("{seconds:.1} s") } else { whole_duration(seconds.round()) }
+}
+
+/// A time still to come, in whole seconds, as nobody knows it better: `1 s`, `3 min 05 s`.
+pub fn time_left(seconds: f64) -> String {
+    if seconds.is_finite() && seconds >= 0.0 { whole_duration(seconds.ceil()) } else { "n/a".to_string() }
+}
+
+fn whole_duration(seconds: f64) -> String {
+    let whole = seconds as u64;
     match whole {
         0..60 => format!("{whole} s"),
         60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
@@ -100,6 +106,7 @@ mod tests {
         assert_eq!(duration(7625.0), "2 h 07 min");
         assert_eq!(duration(f64::NAN), "n/a");
         assert_eq!(duration(f64::INFINITY), "n/a");
+        assert_eq!([time_left(0.2), time_left(184.5), time_left(f64::NAN)], ["1 s", "3 min 05 s", "n/a"]);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! `report.html`: one file that shows a run, with everything inside it, so that it can be mailed or archived.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -40,7 +39,7 @@ fn page_text(name: &str, records: &RunRecords) -> String {
     body.push_str(&section("Results on held-out tasks", "", &[results(records)]));
     if !records.run_file.is_empty() {
         let run_file = escape(&records.run_file);
-        let _ = write!(body, "<details><summary>run.toml</summary><div class=\"card\"><pre>{run_file}</pre></div></details>\n");
+        body += &format!("<details><summary>run.toml</summary><div class=\"card\"><pre>{run_file}</pre></div></details>\n");
     }
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

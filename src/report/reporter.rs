@@ -1,14 +1,17 @@
 //! The one place that decides how things are shown: bars on a terminal, plain lines in a log, or almost nothing.
 
 use std::io::{IsTerminal, Write};
-use std::sync::{Arc, Mutex};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use serde_json::{Map, Value};
 
 use super::layout;
 use super::plot;
-use crate::types::{Phase, Progress};
+use super::tensorboard::{EventError, EventWriter};
+use crate::types::{Phase, Progress, Silent};
 
 /// How much to show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,6 +32,8 @@ pub struct Reporter {
     verbosity: Verbosity,
     colour: bool,
     sink: Sink,
+    /// TensorBoard's view of the metrics, once [`Reporter::follow`] has opened it.
+    events: Mutex<Option<EventWriter>>,
 }
 
 /// Where lines go. Cheap to clone: phases keep one.
@@ -50,7 +55,8 @@ impl Reporter {
         if interactive && !dumb {
             let target = if json { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::stdout() };
             let bars = MultiProgress::with_draw_target(target);
-            return Reporter { verbosity, colour: !set("NO_COLOR"), sink: Sink::Terminal { bars, to_stderr: json } };
+            let sink = Sink::Terminal { bars, to_stderr: json };
+            return Reporter { verbosity, colour: !set("NO_COLOR"), sink, events: Mutex::new(None) };
         }
         let output: Box<dyn Write + Send> = if json { Box::new(std::io::stderr()) } else { Box::new(std::io::stdout()) };
         Reporter::plain(verbosity, output)
@@ -58,7 +64,16 @@ impl Reporter {
 
     /// Plain lines into `output`.
     pub fn plain(verbosity: Verbosity, output: Box<dyn Write + Send>) -> Reporter {
-        Reporter { verbosity, colour: false, sink: Sink::Plain(Arc::new(Mutex::new(output))) }
+        let sink = Sink::Plain(Arc::new(Mutex::new(output)));
+        Reporter { verbosity, colour: false, sink, events: Mutex::new(None) }
+    }
+
+    /// From now on every record of the metrics also goes to `run_directory/tensorboard`, after those that
+    /// `metrics.jsonl` already holds.
+    pub fn follow(&self, run_directory: &Path) -> Result<(), EventError> {
+        let writer = EventWriter::open(run_directory)?;
+        *lock(&self.events) = Some(writer);
+        Ok(())
     }
 
     fn shows(&self, least: Verbosity) -> bool {
@@ -73,7 +88,7 @@ impl Reporter {
     fn block(&self, title: &str, lines: impl IntoIterator<Item = String>) {
         let title = self.paint("1", &layout::printable(title));
         let lines: Vec<String> = lines.into_iter().map(|line| format!("  {line}")).collect();
-        self.sink.write(&format!("\n{title}\n{}\n", lines.join("\n")));
+        self.sink.write(&format!("\n{title}\n{}", lines.join("\n")));
     }
 }
 
@@ -95,7 +110,7 @@ impl Progress for Reporter {
     fn phase(&self, name: &str, total: Option<u64>) -> Box<dyn Phase> {
         let name = layout::printable(name);
         if !self.shows(Verbosity::Normal) {
-            return Box::new(crate::types::Silent);
+            return Box::new(Silent);
         }
         match &self.sink {
             Sink::Terminal { bars, .. } => {
@@ -153,6 +168,20 @@ impl Progress for Reporter {
             self.block(title, lines);
         }
     }
+
+    /// A full disk must not end a run for the sake of a picture of it: the first failure is told, and the rest let go.
+    fn record(&self, record: &Map<String, Value>) {
+        let mut events = lock(&self.events);
+        if let Some(Err(error)) = events.as_mut().map(|writer| writer.append(record)) {
+            *events = None;
+            self.warn(&format!("{error}; TensorBoard shows no further steps"));
+        }
+    }
+}
+
+/// A lock that outlives a panic elsewhere: what it guards is only shown.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Sink {
@@ -163,7 +192,7 @@ impl Sink {
                 let _ = if *to_stderr { writeln!(std::io::stderr(), "{text}") } else { writeln!(std::io::stdout(), "{text}") };
             }),
             Sink::Plain(output) => {
-                let mut output = output.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                let mut output = lock(output);
                 let _ = writeln!(output, "{text}").and_then(|()| output.flush());
             }
         }
@@ -177,15 +206,21 @@ impl Sink {
     }
 }
 
-/// `rollout ████████░░░░  52/128  0:14 left  pass 0.41, 310 tokens/s`; a spinner where the length is unknown.
+/// `rollout    ━━━━━━━━╸───────── 52/128  14 s left  pass 0.41, 310 tokens/s`; a spinner where the length is unknown.
 fn bar_style(known_length: bool, colour: bool) -> ProgressStyle {
     let template = match (known_length, colour) {
-        (true, true) => "{prefix:.bold} {bar:24.cyan/dim} {pos}/{len}  {eta} left  {wide_msg}",
-        (true, false) => "{prefix} {bar:24} {pos}/{len}  {eta} left  {wide_msg}",
-        (false, true) => "{prefix:.bold} {spinner:.cyan} {pos}  {elapsed}  {wide_msg}",
-        (false, false) => "{prefix} {spinner} {pos}  {elapsed}  {wide_msg}",
+        (true, true) => "{prefix:10.bold} {bar:24.cyan/dim} {pos}/{len}  {left}{wide_msg}",
+        (true, false) => "{prefix:10} {bar:24} {pos}/{len}  {left}{wide_msg}",
+        (false, true) => "{prefix:10.bold} {spinner:.cyan} {pos}  {elapsed}  {wide_msg}",
+        (false, false) => "{prefix:10} {spinner} {pos}  {elapsed}  {wide_msg}",
     };
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("█▉▊▋▌▍▎▏ ")
+    let left = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+        if state.pos() > 0 {
+            let _ = write!(out, "{} left  ", layout::time_left(state.eta().as_secs_f64()));
+        }
+    };
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    style.with_key("left", left).progress_chars("━╸─")
 }
 
 struct TerminalPhase {
@@ -227,7 +262,7 @@ struct Pace {
 
 impl Phase for PlainPhase {
     fn advance(&self, count: u64, figures: &str) {
-        let mut pace = self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut pace = lock(&self.state);
         pace.done += count;
         let elapsed = pace.started.elapsed();
         if elapsed >= pace.last_shown + PLAIN_INTERVAL {
@@ -246,7 +281,7 @@ fn plain_line(name: &str, done: u64, total: Option<u64>, elapsed_seconds: f64, f
     let mut line = match total {
         Some(total) if done > 0 => {
             let left = elapsed_seconds * total.saturating_sub(done) as f64 / done as f64;
-            format!("{name} {done}/{total}, {} left", layout::duration(left))
+            format!("{name} {done}/{total}, {} left", layout::time_left(left))
         }
         Some(total) => format!("{name} {done}/{total}"),
         None => format!("{name} {done}, {}", layout::duration(elapsed_seconds)),
@@ -324,6 +359,19 @@ mod tests {
             }
         }
         Reporter::plain(Verbosity::Normal, Box::new(Closed)).line("into the void");
+    }
+
+    #[test]
+    fn records_reach_tensorboard_once_followed() {
+        let run = tempfile::tempdir().unwrap();
+        let reporter = Reporter::plain(Verbosity::Quiet, Box::new(std::io::sink()));
+        let record = serde_json::from_str(r#"{"stage":"rl","step":0,"loss":0.5}"#).unwrap();
+        reporter.record(&record);
+        reporter.follow(run.path()).unwrap();
+        reporter.record(&record);
+        let file = std::fs::read_dir(run.path().join("tensorboard")).unwrap().next().unwrap().unwrap();
+        let text = String::from_utf8_lossy(&std::fs::read(file.path()).unwrap()).into_owned();
+        assert_eq!(text.matches("rl/loss").count(), 1);
     }
 
     #[test]

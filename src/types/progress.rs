@@ -2,6 +2,8 @@
 //!
 //! Rooms below take `&dyn Progress`; `report::Reporter` implements it, [`Silent`] serves tests and library use.
 
+use serde_json::{Map, Value};
+
 /// Something that shows people what is going on. All text is plain, without colour or control characters.
 pub trait Progress: Send + Sync {
     /// Facts known before the work starts, as `(name, value)` rows.
@@ -29,6 +31,9 @@ pub trait Progress: Send + Sync {
     /// A curve through `line` with `marks` set on it (for example training reward per step, and evaluations), both as
     /// `(x, y)`; either may be empty. Points that are not finite are left out.
     fn curve(&self, title: &str, y_label: &str, line: &[(f64, f64)], marks: &[(f64, f64)]);
+
+    /// A record that was just added to the run's metrics, for whoever follows them elsewhere (TensorBoard). Shows nothing.
+    fn record(&self, _record: &Map<String, Value>) {}
 }
 
 /// One open phase of a [`Progress`].
