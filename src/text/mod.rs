@@ -21,7 +21,9 @@ pub enum TextError {
     Read { path: String, reason: String },
     #[error("tokenizer {origin}: {reason}")]
     Invalid { origin: String, reason: String },
-    #[error("tokenizer {origin} has no token {token}: the ChatML format of Qwen2 and Qwen3 needs it; use a Qwen2.5, Qwen3 or other ChatML tokenizer")]
+    #[error(
+        "tokenizer {origin} has no token {token}: the ChatML format of Qwen2 and Qwen3 needs it; use a Qwen2.5, Qwen3 or other ChatML tokenizer"
+    )]
     NoChatToken { origin: String, token: &'static str },
     #[error("training a tokenizer: {0}")]
     Train(String),
