@@ -51,7 +51,7 @@ pub struct TaskOrigin {
     /// `train`, `names` (bug known, never with these names) or `structure` (change never seen in this skeleton).
     pub split: String,
     /// The issue line does not describe the function.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vague: bool,
     /// One-line edits that a scripted agent chooses from, one entry per place that can be wrong.
     #[serde(default)]
@@ -63,7 +63,7 @@ pub struct TaskOrigin {
 #[serde(deny_unknown_fields)]
 pub struct Slot {
     /// The task's bug sits here.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub buggy: bool,
     pub right: String,
     pub wrong: Vec<String>,
