@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // A sandbox's helper is this program started again; it must do nothing else first.
-    if let Some(code) = learner::sandbox::helper_entry() {
+    if let Some(code) = learner::sandbox::helper_if_asked() {
         return code;
     }
     learner::cli::main()

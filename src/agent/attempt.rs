@@ -4,14 +4,14 @@ use super::Settings;
 use super::tools::{Call, parse_call};
 use super::workbench::{Action, Workbench};
 use crate::grader::VisibleRun;
-use crate::text::{ChatFormat, Tokenizer};
+use crate::text::{ChatFormat, Role, Tokenizer, Turn};
 use crate::types::{Ending, Episode, EpisodeCounts, Task, Transcript, Verdict};
 
 /// What every attempt needs to know.
 #[derive(Clone, Copy)]
 pub struct Surroundings<'a> {
     pub tokenizer: &'a Tokenizer,
-    pub format: &'a ChatFormat,
+    pub format: ChatFormat<'a>,
     pub settings: &'a Settings,
 }
 
@@ -38,7 +38,9 @@ impl<'a> Attempt<'a> {
     /// agent's first turn.
     pub fn new(task: &'a Task, surroundings: Surroundings<'a>) -> Attempt<'a> {
         let system = &surroundings.settings.system_prompt;
-        let opening = surroundings.format.opening((!system.is_empty()).then_some(system.as_str()), &task.issue);
+        let system = (!system.is_empty()).then_some(Turn { role: Role::System, content: system });
+        let turns: Vec<Turn> = system.into_iter().chain([Turn { role: Role::User, content: &task.issue }]).collect();
+        let opening = surroundings.format.opening(&turns);
         let mut transcript = Transcript::default();
         transcript.push_environment(&opening);
         let bench = Workbench::new(&task.files);

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::setup::bytes;
 use super::{CliError, OutputArguments, print_json};
-use crate::device::CpuDevice;
+use crate::device::{CpuDevice, Device};
 use crate::report::Reporter;
 use crate::sandbox::{self, Sandbox, Tier};
 use crate::types::Progress;
@@ -34,7 +34,7 @@ pub fn run(output: &OutputArguments) -> Result<(), CliError> {
     let ready = sandbox.iter().any(|finding| finding.works);
     let findings = Findings {
         version: env!("CARGO_PKG_VERSION"),
-        processor: CpuDevice::new().description(),
+        processor: CpuDevice::new().describe(),
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         memory_bytes: memory_bytes(),
         devices: vec!["cpu"],

@@ -41,7 +41,7 @@ pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<()
     setup::set_threads(run_file.run.threads)?;
     let model = setup::load_model(&run_file, &text)?;
     let sandbox = setup::start_sandbox(&run_file)?;
-    let workers = sandbox.parallel();
+    let workers = setup::workers(&run_file);
     let grader = Grader::new(sandbox);
     let stop = StopSignal::listen()?;
     let reporter = Reporter::new(output.verbosity(), output.json);
@@ -54,10 +54,10 @@ pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<()
         passed += episode.verdict.passed() as usize;
         phase.advance(1, &format!("passed {passed}"));
     };
-    let surroundings = Surroundings { tokenizer: &text.tokenizer, format: &text.format, settings: &run_file.agent };
+    let surroundings = Surroundings { tokenizer: &text.tokenizer, format: text.format()?, settings: &run_file.agent };
     let rollout = Rollout { surroundings, grader: &grader, concurrent: run_file.engine.max_sequences, workers };
     let vocabulary = text.tokenizer.vocabulary_size();
-    let mut engine = BuiltinEngine::new(&model, run_file.engine.clone(), text.format.stop_token(), vocabulary);
+    let mut engine = BuiltinEngine::new(&model, run_file.engine.clone(), text.format()?.stop_token(), vocabulary);
     let stream = Stream { seed: run_file.run.seed, stream: 0, version: 0 };
     let samples = run_file.evaluate.samples;
     let (evaluation, _) =

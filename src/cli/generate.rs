@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::setup::{self, Text};
 use super::{CliError, OutputArguments, print_json};
 use crate::engine::{self, BuiltinEngine, Engine, Finish, SampleKey};
+use crate::text::{Role, Turn};
 
 #[derive(clap::Args)]
 pub struct GenerateArguments {
@@ -59,17 +60,19 @@ pub fn run(arguments: &GenerateArguments, output: &OutputArguments) -> Result<()
         }
     };
     let text = Text::load(Some(&arguments.model))?;
+    let format = text.format()?;
     let prompt_ids = if arguments.raw {
         text.tokenizer.encode_plain(&prompt)
     } else {
-        let system = (!arguments.system.is_empty()).then_some(arguments.system.as_str());
-        text.format.opening(system, &prompt)
+        let system = (!arguments.system.is_empty()).then_some(Turn { role: Role::System, content: &arguments.system });
+        let turns: Vec<Turn> = system.into_iter().chain([Turn { role: Role::User, content: &prompt }]).collect();
+        format.opening(&turns)
     };
     if prompt_ids.is_empty() {
         return Err(CliError::Refused("the prompt is empty".into()));
     }
     let model = setup::load_model_from(&arguments.model, &text)?;
-    let mut engine = BuiltinEngine::new(&model, settings, text.format.stop_token(), text.tokenizer.vocabulary_size());
+    let mut engine = BuiltinEngine::new(&model, settings, format.stop_token(), text.tokenizer.vocabulary_size());
     let sequence = engine.open(SampleKey { seed: arguments.seed, stream: 0, step: 0, task: 0, sample: 0 });
     engine.request_turn(sequence, &prompt_ids, arguments.max_tokens);
     let turn = loop {

@@ -17,8 +17,6 @@ use clap::{ArgAction, Parser, Subcommand};
 
 use crate::report::Verbosity;
 
-pub mod score;
-
 /// How a command ends when it does not end well. `main` prints the one line and exits with the code.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {

@@ -18,7 +18,6 @@ use crate::types::Task;
 /// Tokenizer and chat format of a policy, and the tokenizer's own file to write beside checkpoints.
 pub struct Text {
     pub tokenizer: Tokenizer,
-    pub format: ChatFormat,
     pub tokenizer_json: Vec<u8>,
 }
 
@@ -32,12 +31,14 @@ impl Text {
                 (Tokenizer::load(directory).map_err(CliError::refused)?, json)
             }
             None => {
-                let json = task::builtin::TOKENIZER_JSON.to_vec();
-                (Tokenizer::from_bytes(&json).map_err(CliError::refused)?, json)
+                (task::builtin_tokenizer().map_err(CliError::failed)?, task::builtin_tokenizer_json().to_vec())
             }
         };
-        let format = ChatFormat::new(&tokenizer).map_err(CliError::refused)?;
-        Ok(Text { tokenizer, format, tokenizer_json })
+        Ok(Text { tokenizer, tokenizer_json })
+    }
+
+    pub fn format(&self) -> Result<ChatFormat<'_>, CliError> {
+        ChatFormat::new(&self.tokenizer).map_err(CliError::refused)
     }
 }
 
@@ -102,8 +103,8 @@ impl Tasks {
 /// Reads a task file, or one of the quick start's own pools.
 pub fn read(name: &str) -> Result<Vec<Task>, CliError> {
     match name {
-        "builtin:train" => task::builtin::train().map_err(CliError::failed),
-        "builtin:held_out" => task::builtin::held_out().map_err(CliError::failed),
+        "builtin:train" => Ok(task::builtin().map_err(CliError::failed)?.train),
+        "builtin:held_out" => Ok(task::builtin().map_err(CliError::failed)?.held_out),
         _ if name.starts_with("builtin:") => {
             Err(CliError::Refused(format!("{name}: no such built-in tasks; there are builtin:train and builtin:held_out")))
         }
@@ -118,8 +119,19 @@ fn share_of(id: &str) -> f64 {
     (number >> 11) as f64 / (1u64 << 53) as f64
 }
 
+/// The sandbox, with a Python that runs in it.
 pub fn start_sandbox(run_file: &RunFile) -> Result<Sandbox, CliError> {
-    Sandbox::start(&run_file.sandbox).map_err(CliError::refused)
+    let sandbox = Sandbox::start(&run_file.sandbox).map_err(CliError::refused)?;
+    sandbox.python().map_err(CliError::refused)?;
+    Ok(sandbox)
+}
+
+/// Test runs at the same time, and threads that wait for them.
+pub fn workers(run_file: &RunFile) -> usize {
+    match run_file.sandbox.parallel {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        parallel => parallel,
+    }
 }
 
 /// Sets the number of threads of the model, once for the whole program.

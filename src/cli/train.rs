@@ -11,11 +11,11 @@ use crate::config::{ConfigError, Layers, RunFile};
 use crate::device::{CpuDevice, Device};
 use crate::evaluate::{Evaluation, HeldOut};
 use crate::grader::Grader;
-use crate::model::Model;
-use crate::report::{self, Reporter, TensorBoard};
+use crate::model::{Model, ModelConfig};
+use crate::report::{self, Reporter};
 use crate::sandbox::Sandbox;
 use crate::stage::{self, Context, Learner, Point, RunError, RunState, Summary};
-use crate::train::{Checkpoints, Trainer, write_atomically};
+use crate::train::{Checkpoints, MetricsLog, Trainer, write_atomically};
 use crate::types::Progress;
 
 /// The flags from which a run file is made.
@@ -116,6 +116,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     let started = Instant::now();
     let (run_file, directory) = open_run(arguments)?;
     let text = Text::load(run_file.model.directory.as_deref())?;
+    let format = text.format()?;
     let tasks = Tasks::load(&run_file)?;
     setup::set_threads(run_file.run.threads)?;
     let stop = StopSignal::listen()?;
@@ -142,21 +143,22 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
         reporter.note(&format!("going on from {}", checkpoint.display()));
     }
     let mut learner = Learner { trainer, state };
-    let board = TensorBoard::rewrite(&directory.path, learner.state.metrics_lines).map_err(CliError::failed)?;
-    let workers = sandbox.parallel();
+    // TensorBoard's events are made anew from the metrics that the checkpoint counts.
+    MetricsLog::open(&directory.path.join("metrics.jsonl"), learner.state.metrics_lines).map_err(CliError::failed)?;
+    reporter.follow(&directory.path).map_err(CliError::failed)?;
+    let workers = setup::workers(&run_file);
     let grader = Grader::new(sandbox);
     let context = Context {
         directory: &directory.path,
         settings: &settings,
         tokenizer: &text.tokenizer,
-        format: &text.format,
+        format,
         tokenizer_json: &text.tokenizer_json,
         grader: &grader,
         workers,
         train_tasks: &tasks.train,
         held_out,
         progress: &reporter,
-        on_metrics: &|metrics| board.add(metrics),
         stop: &|| stop.raised(),
     };
     let summary = stage::run(&context, &mut learner).map_err(|error| explain(error, &directory.path))?;
@@ -306,17 +308,31 @@ fn header<D: Device>(
     reporter.header(
         &format!("learner: {}", run_file.run.name),
         &[
-            row("model", format!("{} ({origin})", config.description())),
+            row("model", format!("{} ({origin})", describe_shape(config))),
             row("parameters", format!("{}", model.parameter_count())),
-            row("device", format!("{}, {} threads", model.device().description(), rayon::current_num_threads())),
+            row("device", model.device().describe()),
             row("memory", memory.join(", ")),
             row("tasks", format!("{} to train on ({})", tasks.train.len(), run_file.tasks.train)),
             row("held out", format!("{} tasks, {} of unseen structure", held_out.main.len(), held_out.structure.len())),
-            row("sandbox", format!("tier {}, {} at once", sandbox.tier(), sandbox.parallel())),
+            row("sandbox", format!("tier {}, {} at once", sandbox.tier(), setup::workers(run_file))),
             row("stages", format!("fine-tune on {} demonstrations, reinforce {} steps of {groups}", run_file.rft.candidates, run_file.rl.steps)),
             row("disk", format!("up to {} in {}", bytes(disk), directory.path.display())),
         ],
     );
+}
+
+/// The shape of a model in a line.
+fn describe_shape(config: &ModelConfig) -> String {
+    format!(
+        "{}: {} layers, hidden {}, {} query and {} key/value heads of {}, vocabulary {}",
+        config.family.model_type(),
+        config.layers,
+        config.hidden,
+        config.query_heads,
+        config.key_value_heads,
+        config.head_dim,
+        config.vocabulary
+    )
 }
 
 /// How a run that did not end well is told.

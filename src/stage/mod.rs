@@ -58,7 +58,7 @@ pub struct Context<'a> {
     pub directory: &'a Path,
     pub settings: &'a Settings,
     pub tokenizer: &'a Tokenizer,
-    pub format: &'a ChatFormat,
+    pub format: ChatFormat<'a>,
     pub tokenizer_json: &'a [u8],
     pub grader: &'a Grader,
     /// Threads that run tests and grade.
@@ -66,10 +66,8 @@ pub struct Context<'a> {
     pub train_tasks: &'a [Task],
     pub held_out: HeldOut<'a>,
     pub progress: &'a dyn Progress,
-    /// Told of every object written to `metrics.jsonl`.
-    pub on_metrics: &'a dyn Fn(&serde_json::Value),
     /// True once the run has been asked to end its step, save and stop.
-    pub stop: &'a dyn Fn() -> bool,
+    pub stop: &'a (dyn Fn() -> bool + Sync),
 }
 
 /// What a run changes.
@@ -219,7 +217,9 @@ impl<D: Device> Run<'_, D> {
     fn write_metrics(&mut self, metrics: &impl Serialize) -> Result<(), RunError> {
         let value = serde_json::to_value(metrics).map_err(|error| RunError::Failed(format!("metrics: {error}")))?;
         self.log.append(&value)?;
-        (self.context.on_metrics)(&value);
+        if let serde_json::Value::Object(record) = &value {
+            self.context.progress.record(record);
+        }
         Ok(())
     }
 
