@@ -22,7 +22,7 @@ impl Scale {
 
     /// An axis over exactly `low..=high`, with ticks at most every `1 / intervals` of it and at whole numbers.
     pub fn steps(low: f64, high: f64, intervals: usize) -> Scale {
-        let (low, high) = if high > low { (low, high) } else { (low - 1.0, high + 1.0) };
+        let (low, high) = if high > low { (low, high) } else { (low - 0.5, high + 0.5) };
         Scale { low, high, step: round_step((high - low) / intervals.max(1) as f64).max(1.0) }
     }
 

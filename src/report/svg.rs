@@ -105,6 +105,7 @@ pub fn scores(label: &str, scores: &[Score], beside: &str) -> Option<String> {
     let places: Vec<f64> = (0..scores.len()).map(|index| frame.x_of(index as f64)).collect();
     let path: Vec<(f64, f64)> = places.iter().zip(scores).map(|(&x, score)| (x, frame.y_of(score.value))).collect();
     frame.polyline("line faint c0", &path);
+    let room = (WIDTH - LEFT - RIGHT) / scores.len() as f64;
     let mut free_from = 0.0;
     for (&x, score) in places.iter().zip(scores) {
         if let Some(value) = score.beside {
@@ -115,13 +116,14 @@ pub fn scores(label: &str, scores: &[Score], beside: &str) -> Option<String> {
             ));
         }
         frame.score(x, score, &score.label);
+        if room >= 50.0 {
+            frame.text("value", x + 9.0, frame.y_of(score.value) + 4.5, "start", &format!("{:.3}", score.value));
+        }
         // Names stand on two lines. Those that would overlap are left out; hovering and the table of results have them.
         let (first, second) = score.label.rsplit_once(' ').unwrap_or((&score.label, ""));
         let half = 3.8 * first.chars().count().max(second.chars().count()) as f64;
         if x - half >= free_from {
             free_from = x + half;
-            let y = frame.y_of(score.interval.map_or(score.value, |interval| interval.1));
-            frame.text("value", x, y - 8.0, "middle", &format!("{:.3}", score.value));
             frame.text("tick", x, HEIGHT - BOTTOM + 16.0, "middle", first);
             frame.text("tick", x, HEIGHT - BOTTOM + 31.0, "middle", second);
         }
