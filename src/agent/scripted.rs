@@ -89,7 +89,7 @@ impl Places {
         self.slots.iter().find(|slot| slot.buggy).map(|slot| slot.right.as_str())
     }
 
-    /// An edit that is probably wrong and was not tried before; none if all were.
+    /// A wrong edit that was not tried before; none if all were.
     fn guess(&self, key: &mut Key, tried: &[String]) -> Option<String> {
         let fresh = |line: &&String| !tried.contains(line) && !self.found.contains(line);
         let wrong_of_buggy: Vec<&String> =
@@ -100,7 +100,7 @@ impl Places {
         let anywhere: Vec<Vec<&String>> = self
             .slots
             .iter()
-            .map(|slot| slot.wrong.iter().chain([&slot.right]).filter(fresh).collect())
+            .map(|slot| slot.wrong.iter().filter(fresh).collect())
             .filter(|lines: &Vec<&String>| !lines.is_empty())
             .collect();
         if anywhere.is_empty() {
