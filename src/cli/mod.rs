@@ -1,5 +1,7 @@
 //! The command line: one file per subcommand.
 
+pub mod sandbox;
+
 /// How a command ends when it does not end well. `main` prints the one line and exits with the code.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {

@@ -1,0 +1,294 @@
+//! The sandbox on Linux.
+//!
+//! ```text
+//! mod        probes tiers, admits runs, lets them start cold or warm
+//! launch     cold: a helper process per run      warm: a fork of the one interpreter
+//! supervise  drains output, watches limits, gives the verdict       (in the caller's thread)
+//! helper     keeps one run: namespaces, reaping, the report         (own process, this binary again)
+//! contain    what a process does to itself before it becomes the program
+//! root, landlock, seccomp, usage, workdir, slots, python, wire
+//! ```
+
+mod contain;
+mod helper;
+mod landlock;
+mod launch;
+mod python;
+mod root;
+mod seccomp;
+mod slots;
+mod supervise;
+mod usage;
+mod wire;
+mod workdir;
+
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Component, Path, PathBuf};
+
+pub use helper::helper_main;
+use launch::{Launcher, Start};
+use python::Python;
+use slots::Slots;
+
+use super::{HELPER, Limits, Request, RunResult, RunVerdict, SandboxError, Settings, TestRequest, TestRun, Tier};
+use crate::types::Workspace;
+
+/// What every program finds in its environment, beside PATH, HOME and TMPDIR. The hash seed is fixed so that orders repeat.
+const ENVIRONMENT: [(&str, &str); 6] = [
+    ("LANG", "C.UTF-8"),
+    ("LC_ALL", "C.UTF-8"),
+    ("TZ", "UTC"),
+    ("TERM", "dumb"),
+    ("PYTHONHASHSEED", "0"),
+    ("PYTHONDONTWRITEBYTECODE", "1"),
+];
+
+/// Runs at once, at most: one user id each.
+const MOST_PARALLEL: usize = 1000;
+
+pub struct Engine {
+    limits: Limits,
+    tier: Tier,
+    warm: bool,
+    slots: Slots,
+    launcher: Launcher,
+    python: Result<Python, SandboxError>,
+}
+
+impl Engine {
+    pub fn start(settings: &Settings) -> Result<Engine, SandboxError> {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let parallel = if settings.parallel == 0 { cores } else { settings.parallel }.min(MOST_PARALLEL);
+        let helper = match HELPER.get() {
+            Some(path) => path.clone(),
+            None => std::env::current_exe().map_err(|error| SandboxError::Broken(format!("own program file: {error}")))?,
+        };
+        let mut launcher = Launcher::new(helper)?;
+        let tier = choose_tier(settings, &mut launcher)?;
+        let mut engine = Engine {
+            limits: settings.limits.clone(),
+            tier,
+            warm: settings.warm_interpreter,
+            slots: Slots::new(parallel as u32),
+            launcher,
+            python: Err(SandboxError::Python("not looked for".to_string())),
+        };
+        engine.python = engine.find_python(settings.python.as_deref());
+        Ok(engine)
+    }
+
+    pub fn tier(&self) -> Tier {
+        self.tier
+    }
+
+    pub fn python(&self) -> Result<(PathBuf, String), SandboxError> {
+        self.python.as_ref().map(|python| (python.executable.clone(), python.version.clone())).map_err(SandboxError::clone)
+    }
+
+    pub fn guarantees(&self) -> Vec<(String, String)> {
+        let own_id = match &self.launcher.host_ids {
+            Some(ids) => format!("an unprivileged user id of its own per run, from {} up", ids.first + 1),
+            None => "the caller's user id".to_string(),
+        };
+        let landlock = ::std::format!("Landlock, interface version {}", landlock::supported());
+        let signals = if landlock::supported() >= 6 { "Landlock signal scope" } else { "user id only" };
+        let rows: [(&str, &str, &str); 7] = [
+            ("files", "own read-only root, one size-capped tmpfs", &landlock),
+            ("processes", "own PID namespace; ends with its process 1", "child subreaper, swept until none is left"),
+            ("signals", "own PID namespace", signals),
+            ("network", "own network namespace without an interface", "no sockets (seccomp)"),
+            ("system calls", "seccomp deny list, no new privileges, no capabilities", "seccomp deny list, no new privileges"),
+            ("memory", "resident private memory sampled, RLIMIT_DATA, tmpfs cap", "resident private memory sampled, RLIMIT_DATA"),
+            ("process limit", "sampled, RLIMIT_NPROC", "sampled, RLIMIT_NPROC"),
+        ];
+        let how = |row: &(&str, &str, &str)| if self.tier == Tier::A { row.1.to_string() } else { row.2.to_string() };
+        let mut guarantees: Vec<(String, String)> = rows.iter().map(|row| (row.0.to_string(), how(row))).collect();
+        guarantees.push(("user".to_string(), own_id));
+        guarantees
+    }
+
+    pub fn run(&self, request: &Request) -> RunResult {
+        let limits = request.limits.as_ref().unwrap_or(&self.limits);
+        if let Err(reason) = check(&request.files, limits) {
+            return RunResult::infrastructure(self.tier, reason);
+        }
+        let slot = self.slots.take();
+        let start = Start { tier: self.tier, slot: slot.number, limits, files: &request.files };
+        match self.launcher.cold(&start, &request.argv, &request.environment, None) {
+            Ok((launched, _directory)) => supervise::supervise(launched, limits, self.tier).0,
+            Err(reason) => RunResult::infrastructure(self.tier, reason),
+        }
+    }
+
+    pub fn run_python_tests(&self, request: &TestRequest) -> TestRun {
+        let limits = request.limits.as_ref().unwrap_or(&self.limits);
+        let failed = |reason| TestRun {
+            result: RunResult::infrastructure(self.tier, reason),
+            outcomes: BTreeMap::new(),
+            started_warm: self.warm,
+        };
+        let python = match &self.python {
+            Ok(python) => python,
+            Err(error) => return failed(error.to_string()),
+        };
+        if let Err(reason) = check(&request.files, limits) {
+            return failed(reason);
+        }
+        let slot = self.slots.take();
+        let start = Start { tier: self.tier, slot: slot.number, limits, files: &request.files };
+        let nonce = nonce();
+        let launched = if self.warm {
+            self.launcher.warm(&start, python, &request.tests, &nonce)
+        } else {
+            self.launcher.cold_tests(&start, python, &request.tests, &nonce)
+        };
+        match launched {
+            Ok((launched, _directory)) => {
+                let (result, evidence) = supervise::supervise(launched, limits, self.tier);
+                let outcomes = read_evidence(&evidence, &nonce, &request.tests);
+                TestRun { result, outcomes, started_warm: self.warm }
+            }
+            Err(reason) => failed(reason),
+        }
+    }
+
+    /// The first interpreter that really runs in the sandbox; it becomes part of the root.
+    fn find_python(&mut self, named: Option<&Path>) -> Result<Python, SandboxError> {
+        let mut reasons = Vec::new();
+        let system = self.launcher.root.clone();
+        for candidate in python::candidates(named)? {
+            self.launcher.root = system.clone().with(&candidate.prefix);
+            self.launcher.python_directory = candidate.executable.parent().map(Path::to_path_buf);
+            let executable = candidate.executable.to_string_lossy().into_owned();
+            let mut argv = vec![executable.clone()];
+            argv.extend(python::FLAGS.map(str::to_string));
+            argv.extend(["-c".to_string(), "import ctypes, json, resource, select, socket".to_string()]);
+            let result = self.run(&Request { argv, limits: Some(Limits::default()), ..Request::default() });
+            if result.succeeded() {
+                return Ok(candidate);
+            }
+            reasons.push(format!("{executable} does not run in the sandbox: {}", why(&result)));
+        }
+        self.launcher.root = system;
+        self.launcher.python_directory = None;
+        Err(SandboxError::Python(reasons.join("; ")))
+    }
+}
+
+/// Runs a command through each tier that is allowed, strongest first.
+fn choose_tier(settings: &Settings, launcher: &mut Launcher) -> Result<Tier, SandboxError> {
+    if let Some(tier) = settings.tier.filter(|tier| !tier.meets(settings.minimum_tier)) {
+        return Err(SandboxError::Settings {
+            field: "tier".to_string(),
+            found: format!("{tier} is weaker than sandbox.minimum_tier {}", settings.minimum_tier),
+            remedy: "lower the minimum or take tier A".to_string(),
+        });
+    }
+    let allowed = |tier: &Tier| settings.tier.map_or(tier.meets(settings.minimum_tier), |forced| forced == *tier);
+    let mut reasons = Vec::new();
+    for tier in [Tier::A, Tier::B].into_iter().filter(allowed) {
+        match probe(tier, launcher) {
+            Ok(()) => return Ok(tier),
+            Err(reason) => reasons.push(format!("tier {tier}: {reason}")),
+        }
+    }
+    let wanted = match settings.tier {
+        Some(tier) => format!("tier {tier}"),
+        None => format!("a tier of at least {}", settings.minimum_tier),
+    };
+    let remedy = if settings.tier.or(Some(settings.minimum_tier)) == Some(Tier::A) {
+        "allow user namespaces (kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, or a \
+         container with CAP_SYS_ADMIN), or accept sandbox.minimum_tier = \"B\""
+    } else {
+        "use a kernel with Landlock (5.13 or later), or allow user namespaces"
+    };
+    Err(SandboxError::Unavailable { wanted, reasons: reasons.join("; "), remedy: remedy.to_string() })
+}
+
+fn probe(tier: Tier, launcher: &Launcher) -> Result<(), String> {
+    let limits = Limits { wall_seconds: 20.0, ..Limits::default() };
+    let files = Workspace::from([("probe".to_string(), "written\n".to_string())]);
+    let start = Start { tier, slot: 0, limits: &limits, files: &files };
+    let argv = ["/bin/sh", "-c", "read word < probe && echo \"$word\" > copy && echo ready"].map(str::to_string);
+    let (launched, _directory) = launcher.cold(&start, &argv, &BTreeMap::new(), None)?;
+    let (result, _) = supervise::supervise(launched, &limits, tier);
+    if result.succeeded() && result.stdout == b"ready\n" { Ok(()) } else { Err(why(&result)) }
+}
+
+/// In a few words, why a run did not go well.
+fn why(result: &RunResult) -> String {
+    let words = String::from_utf8_lossy(&result.stderr);
+    let words = words.lines().last().unwrap_or("").trim();
+    match &result.verdict {
+        RunVerdict::Infrastructure(reason) => reason.clone(),
+        RunVerdict::Exited => format!("exit code {} ({words})", result.exit_code.unwrap_or(-1)),
+        verdict => format!("{} ({words})", verdict.name()),
+    }
+}
+
+/// File names must stay in the working directory, limits must be such.
+fn check(files: &Workspace, limits: &Limits) -> Result<(), String> {
+    limits.check().map_err(|error| error.to_string())?;
+    for name in files.keys() {
+        let path = Path::new(name);
+        let plain = path.components().all(|component| matches!(component, Component::Normal(_)));
+        if name.is_empty() || name.ends_with('/') || name.contains('\0') || !plain {
+            return Err(format!("file name {name:?} is not a relative path inside the working directory"));
+        }
+    }
+    Ok(())
+}
+
+/// A number that the tests cannot have known beforehand. (The standard hasher's keys come from the operating system.)
+fn nonce() -> String {
+    let word = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", word(), word())
+}
+
+/// Lines `nonce index outcome`; whatever else is there was not written by our runner. The first word on a test counts.
+fn read_evidence(evidence: &[u8], nonce: &str, tests: &[String]) -> BTreeMap<String, bool> {
+    let mut outcomes = BTreeMap::new();
+    let mut seen = HashSet::new();
+    for line in evidence.split(|&byte| byte == b'\n') {
+        let Ok(line) = std::str::from_utf8(line) else { continue };
+        let words: Vec<&str> = line.split(' ').collect();
+        let [word, index, outcome] = words[..] else { continue };
+        if word != nonce || !matches!(outcome, "0" | "1") {
+            continue;
+        }
+        let Some((index, test)) = index.parse::<usize>().ok().and_then(|index| Some((index, tests.get(index)?))) else {
+            continue;
+        };
+        if seen.insert(index) {
+            // A name given twice has passed only if both have.
+            let passed = outcome == "1" && outcomes.get(test).copied().unwrap_or(true);
+            outcomes.insert(test.clone(), passed);
+        }
+    }
+    outcomes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evidence_needs_the_nonce() {
+        let tests = ["t.py::test_a", "t.py::test_b", "t.py::test_c"].map(str::to_string);
+        let text = b"abc 0 1\nforged 1 1\nabc 1 0\nabc 1 1\nabc 7 1\nabc 2 x\n\xff\nabc 2";
+        let outcomes = read_evidence(text, "abc", &tests);
+        assert_eq!(outcomes, BTreeMap::from([(tests[0].clone(), true), (tests[1].clone(), false)]));
+    }
+
+    #[test]
+    fn file_names_stay_inside() {
+        let with = |name: &str| check(&Workspace::from([(name.to_string(), String::new())]), &Limits::default());
+        for name in ["a.py", "a/b.py", "-x", "a b"] {
+            assert!(with(name).is_ok(), "{name}");
+        }
+        for name in ["", "/etc/passwd", "../x", "a/../../x", "a/", "./a", "a\0b"] {
+            assert!(with(name).is_err(), "{name}");
+        }
+    }
+}

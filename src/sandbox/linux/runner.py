@@ -1,0 +1,403 @@
+"""Runs named Python tests and says, for each that returned, that it did.
+
+once    run the tests of the request on standard input, in this process
+serve   be the warm interpreter: fork a contained process for every request, never run a test here
+
+    server (this process, runs no task code)
+      keeper    process 1 of its own namespaces, or a child subreaper; lays files, reaps, reports
+        task    gives up every right, then imports and runs the code under test
+
+Evidence goes to descriptor 3, one line `nonce index outcome` per test, and nowhere else: what the code prints, how it
+exits, which files it writes say nothing about a test.
+"""
+
+import ctypes
+import fcntl
+import gc
+import json
+import linecache  # loaded here once, for the tracebacks of every fork
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+import types
+
+EVIDENCE = 3
+NAMESPACES_AT_FORK = 0x10000000 | 0x20000000  # CLONE_NEWUSER, CLONE_NEWPID
+NAMESPACES_AFTER = 0x20000 | 0x8000000 | 0x4000000 | 0x40000000  # CLONE_NEWNS, NEWIPC, NEWUTS, NEWNET
+INSIDE_ID = 1000
+NOSUID, NODEV, NOEXEC = 2, 4, 8
+SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
+SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(os.uname().machine)
+SYS_LANDLOCK_RESTRICT_SELF = 446
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
+CAPABILITIES_V3 = 0x20080522
+
+RUNNER = (lambda: None).__code__.co_filename
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+
+
+# --- running tests ---------------------------------------------------------------------------------------------------
+
+
+def run_tests(tests, nonce):
+    """Runs tests in order, each file imported by its first one; returns whether all passed."""
+    write = os.write
+    sys.path[0] = os.getcwd()  # in place of the empty entry that -c puts there
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    files = {}
+    all_passed = True
+    for index, name in enumerate(tests):
+        path, _, function = name.partition("::")
+        try:
+            if path not in files:
+                files[path] = None
+                files[path] = load(path)
+            if files[path] is None:
+                raise ImportError(path + " could not be imported, see above")
+            passed = completes(getattr(files[path], function))
+        except BaseException as error:
+            passed = False
+            explain(name, error)
+        all_passed = all_passed and passed
+        write(EVIDENCE, b"%s %d %d\n" % (nonce.encode(), index, passed))
+    return all_passed
+
+
+def load(path):
+    name = path[:-3].replace("/", ".") if path.endswith(".py") else path
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    module = types.ModuleType(name)
+    module.__file__ = os.path.abspath(path)
+    sys.modules[name] = module
+    exec(code, module.__dict__)
+    return module
+
+
+def completes(test):
+    result = test()
+    if hasattr(result, "send"):  # a generator or coroutine: its body has not run
+        raise TypeError("the test is a generator or coroutine; only plain functions are run")
+    return True
+
+
+def explain(name, error):
+    try:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == RUNNER:
+            trace = trace.tb_next
+        print("FAILED " + name, file=sys.stderr)
+        traceback.print_exception(type(error), error, trace, limit=-8)
+    except BaseException:
+        pass  # an exception that cannot be shown has failed all the same
+
+
+def finish(all_passed):
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BaseException:
+            pass
+    os._exit(0 if all_passed else 1)
+
+
+def once():
+    request = json.load(sys.stdin)
+    os.set_inheritable(EVIDENCE, False)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    finish(run_tests(request["tests"], request["nonce"]))
+
+
+# --- the warm interpreter --------------------------------------------------------------------------------------------
+
+
+class SetUpError(Exception):
+    """A step that the kernel refused: name and errno."""
+
+
+def step(name, result):
+    if result == -1:
+        raise SetUpError(name, ctypes.get_errno())
+
+
+def serve(config):
+    """Forks a keeper for every request until the supervisor closes the socket."""
+    requests = socket.socket(fileno=os.dup(0))
+    config["filter"] = Filter(bytes.fromhex(config["filter"]))
+    config["null"] = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(config["null"], 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps keepers; each reports for itself
+    gc.collect()
+    gc.freeze()  # forks then share these objects' pages for longer
+    requests.send(b"ready")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(requests, 64, 8)
+        if not message:
+            os._exit(0)
+        if config["tier"] == "A":
+            fork_into_namespaces(config, requests, descriptors, int(message))
+        elif os.fork() == 0:
+            keep(config, requests, descriptors, None)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def fork_into_namespaces(config, requests, descriptors, outside_id):
+    ready, announce = os.pipe()
+    pid = libc.syscall(SYS_CLONE, NAMESPACES_AT_FORK | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        os.close(announce)
+        keep(config, requests, descriptors, ready)
+    errno = ctypes.get_errno()
+    os.close(ready)
+    if pid == -1:
+        report(socket.socket(fileno=os.dup(descriptors[0])), {"set_up": {"step": "clone", "errno": errno}})
+    else:
+        try:
+            for file, text in (("setgroups", "deny"), ("uid_map", None), ("gid_map", None)):
+                with open("/proc/%d/%s" % (pid, file), "w") as handle:
+                    handle.write(text or "%d %d 1" % (INSIDE_ID, outside_id))
+            os.write(announce, b"m")
+        except OSError:
+            pass  # the keeper reads the end of the pipe and says so
+    os.close(announce)
+
+
+def keep(config, requests, descriptors, ready):
+    """In the fork: sets the run up, starts it, ends it, reports. Never returns."""
+    control = socket.socket(fileno=descriptors[0])
+    try:
+        requests.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        request = json.loads(receive(control))
+        if config["tier"] == "A":
+            enter_namespaces(request, ready)
+        else:
+            step("become child subreaper", libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+        handles = [os.pidfd_open(os.getpid())]
+        if config["tier"] == "A":
+            handles.append(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY))
+        task = os.fork()
+        if task == 0:
+            become_task(config, control, descriptors, request, handles)
+        for descriptor in descriptors[1:]:
+            os.close(descriptor)
+        report(control, {"finished": watch(config["tier"], control, task)})
+    except BaseException as error:
+        report_failure(control, error)
+    finally:
+        os._exit(0)
+
+
+def enter_namespaces(request, ready):
+    if os.read(ready, 1) != b"m":
+        raise SetUpError("write the id maps", 0)
+    os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    step("unshare", libc.unshare(NAMESPACES_AFTER))
+    step("mount /proc", libc.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC, None))
+    options = b"size=%d,nr_inodes=%d,mode=0700" % (request["workspace_bytes"], request["workspace_entries"])
+    step("mount the workspace", libc.mount(b"tmpfs", b"/box", b"tmpfs", NOSUID | NODEV, options))
+    for directory in ("work", "tmp", "shm"):
+        os.mkdir("/box/" + directory)
+
+
+def become_task(config, control, descriptors, request, handles):
+    """Gives up what a task must not have, then runs the tests. Never returns."""
+    try:
+        os.setsid()
+        if config["tier"] == "B" and request["host_id"] is not None:
+            os.setgroups([])
+            os.setresgid(*[request["host_id"]] * 3)
+            os.setresuid(*[request["host_id"]] * 3)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.umask(0o022)
+        os.chdir(request["directory"] + "/work")
+        os.environ.update(HOME=request["directory"] + "/work", TMPDIR=request["directory"] + "/tmp")
+        lay(request["files"])
+        # Numbers 0 to 3 are the task's; whatever else lies there is lifted out of the way first.
+        lifted = [lift(fd) for fd in (config["null"], *descriptors[1:4])]
+        others = [lift(fd) for fd in (control.fileno(), *handles, *descriptors[4:5])]
+        for place, descriptor in enumerate(lifted):
+            os.dup2(descriptor, place, inheritable=place < EVIDENCE)
+        for name, value in request["rlimits"]:
+            number = getattr(resource, "RLIMIT_" + name)
+            hard = resource.getrlimit(number)[1]
+            hard = value[1] if hard == resource.RLIM_INFINITY else min(hard, value[1])
+            resource.setrlimit(number, (min(value[0], hard), hard))
+        if config["tier"] == "A" or request["host_id"] is not None:
+            drop_capabilities()
+        step("no_new_privs", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        if config["tier"] == "B":
+            step("landlock_restrict_self", libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, others[-1], 0))
+        config["filter"].install()
+        control = socket.socket(fileno=others[0])
+        report(control, {"started": {"own_proc": len(handles) > 1}}, others[1 : 1 + len(handles)])
+        control.detach()
+        os.closerange(EVIDENCE + 1, 256)
+    except BaseException as error:
+        report_failure(control, error)
+        os._exit(126)
+    gc.enable()
+    finish(run_tests(request["tests"], request["nonce"]))
+
+
+def lift(descriptor):
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 16)
+
+
+def lay(files):
+    made = set()
+    for name, contents in files.items():
+        parent = os.path.dirname(name)
+        if parent and parent not in made:
+            os.makedirs(parent, exist_ok=True)
+            made.add(parent)
+        with open(name, "w", encoding="utf-8", newline="") as file:
+            file.write(contents)
+
+
+def drop_capabilities():
+    header = (ctypes.c_uint32 * 2)(CAPABILITIES_V3, 0)
+    nothing = (ctypes.c_uint32 * 6)()
+    step("drop capabilities", libc.syscall(SYS_CAPSET, header, nothing))
+
+
+class Filter:
+    """A seccomp program, made by the supervisor, in the layout of `struct sock_fprog`."""
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
+
+    def __init__(self, instructions):
+        self.instructions = ctypes.create_string_buffer(instructions, len(instructions))
+        self.program = Filter.Program(len(instructions) // 8, ctypes.addressof(self.instructions))
+
+    def install(self):
+        step("seccomp filter", libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(self.program), 0, 0))
+
+
+def watch(tier, control, task):
+    """Waits for the task's end or for the word to end it, ends everything, and adds up."""
+    ended = {}
+    poll = select.poll()
+    poll.register(os.pidfd_open(task), select.POLLIN)
+    poll.register(control, select.POLLIN)
+    asked = False
+    while not asked and task not in ended:
+        # Orphans become our children without any event; the timeout is how long their zombies may stay.
+        asked = any(descriptor == control.fileno() for descriptor, _ in poll.poll(50))
+        reap(ended)
+    left_over = 0
+    while reap(ended):
+        left_over = left_over or count_left(tier)
+        if tier == "A":
+            os.kill(-1, signal.SIGKILL)  # for process 1: everything in its namespace
+        else:
+            kill_descendants()
+        time.sleep(0.0002)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    room = os.statvfs("/box") if tier == "A" else None
+    return {
+        "status": ended.get(task, 0),
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "peak_bytes": usage.ru_maxrss * 1024,
+        "left_over": left_over,
+        "disk_full": room is not None and (room.f_bavail == 0 or room.f_favail == 0),
+    }
+
+
+def reap(ended):
+    """Reaps what has ended; whether there are children left."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+        ended[pid] = status
+
+
+def count_left(tier):
+    if tier == "A":
+        return sum(name.isdigit() for name in os.listdir("/proc")) - 1
+    return len(descendants())
+
+
+def descendants():
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/" + name + "/stat", "rb") as file:
+                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError):
+                pass  # it has just gone
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        ancestor = waiting.pop()
+        children = [pid for pid, parent in parents.items() if parent == ancestor]
+        found += children
+        waiting += children
+    return found
+
+
+def kill_descendants():
+    pids = descendants()
+    for pid in pids:
+        try:
+            resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))  # so that it can no longer multiply
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+def receive(control):
+    def exactly(length):
+        parts = []
+        while length:
+            part = control.recv(min(length, 1 << 20))
+            if not part:
+                os._exit(0)  # the supervisor has gone
+            parts.append(part)
+            length -= len(part)
+        return b"".join(parts)
+
+    return exactly(int.from_bytes(exactly(4), "little"))
+
+
+def report(control, message, descriptors=()):
+    body = json.dumps(message).encode()
+    length = len(body).to_bytes(4, "little")
+    if descriptors:
+        socket.send_fds(control, [length], descriptors)
+        control.sendall(body)
+    else:
+        control.sendall(length + body)
+
+
+def report_failure(control, error):
+    if isinstance(error, SetUpError):
+        name, errno = error.args
+    else:
+        name, errno = "warm interpreter: " + repr(error), getattr(error, "errno", 0) or 0
+    try:
+        report(control, {"set_up": {"step": name, "errno": errno}})
+    except OSError:
+        pass  # the supervisor has gone
+
+
+if sys.argv[1] == "once":
+    once()
+else:
+    serve(json.loads(sys.argv[2]))

@@ -1,0 +1,137 @@
+//! Places for runs: how many may go on at once, and which user id each has on the machine.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Counts places; a run holds one from admission to the end of its clean-up.
+pub struct Slots {
+    free: Mutex<Vec<u32>>,
+    returned: Condvar,
+}
+
+/// A place for one run. Returned when dropped.
+pub struct Slot<'a> {
+    slots: &'a Slots,
+    pub number: u32,
+}
+
+impl Slots {
+    pub fn new(count: u32) -> Slots {
+        Slots { free: Mutex::new((0..count).rev().collect()), returned: Condvar::new() }
+    }
+
+    /// Waits for a place.
+    pub fn take(&self) -> Slot<'_> {
+        let mut free = self.lock();
+        loop {
+            match free.pop() {
+                Some(number) => return Slot { slots: self, number },
+                None => free = self.returned.wait(free).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
+        // A list of numbers is whole at every moment, also when a thread that held it has panicked.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        self.slots.lock().push(self.number);
+        self.slots.returned.notify_one();
+    }
+}
+
+/// A block of user ids of the machine that no account and no other sandbox uses. When run by root each running program gets
+/// one for itself: the process limit counts per user id and does not bind root.
+pub struct HostIds {
+    pub first: u32,
+    /// Holds the block: the kernel lets one socket have the name and frees it when this process ends, however it ends.
+    _lease: OwnedFd,
+}
+
+/// Ids in one block: more than any number of runs at once.
+pub const BLOCK: u32 = 1024;
+/// The first block of a machine where all ids can be used.
+const BASE: u32 = 2_000_000;
+/// Blocks tried before giving up: sandboxes of other processes hold the ones before.
+const BLOCKS: u32 = 64;
+
+impl HostIds {
+    pub fn lease() -> io::Result<HostIds> {
+        let map = std::fs::read_to_string("/proc/self/uid_map")?;
+        let candidates = (0..BLOCKS).filter_map(|block| block_start(&map, block));
+        for first in candidates {
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+            let name = format!("learner-sandbox-ids-{first}");
+            match rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?) {
+                Ok(()) => return Ok(HostIds { first, _lease: socket }),
+                Err(rustix::io::Errno::ADDRINUSE) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(io::Error::other(format!("no block of {BLOCK} unused user ids in /proc/self/uid_map")))
+    }
+}
+
+/// The first id of a block: from `BASE` up if those ids exist in this user namespace, else from the top of its largest
+/// extent down, below the 1,024 ids that "nobody" and its like live among.
+fn block_start(uid_map: &str, block: u32) -> Option<u32> {
+    let extents = uid_map.lines().filter_map(|line| {
+        let mut numbers = line.split_ascii_whitespace().map(str::parse::<u64>);
+        let (inside, _, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+        Some((inside, inside + count))
+    });
+    let extents: Vec<(u64, u64)> = extents.collect();
+    let preferred = u64::from(BASE) + u64::from(block) * u64::from(BLOCK);
+    if extents.iter().any(|&(start, end)| start <= preferred && preferred + u64::from(BLOCK) <= end) {
+        return u32::try_from(preferred).ok();
+    }
+    let &(start, end) = extents.iter().max_by_key(|(start, end)| end - start)?;
+    let first = end.checked_sub(u64::from(BLOCK) * (u64::from(block) + 2))?;
+    // Ids of accounts lie below 10,000 by custom.
+    if first >= start.max(10_000) { u32::try_from(first).ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fit_the_user_namespace() {
+        let whole = "         0          0 4294967295\n";
+        assert_eq!(block_start(whole, 0), Some(2_000_000));
+        assert_eq!(block_start(whole, 2), Some(2_002_048));
+        let rootless = "0 1000 1\n1 100000 65536\n";
+        assert_eq!(block_start(rootless, 0), Some(65537 - 2048));
+        assert_eq!(block_start(rootless, 1), Some(65537 - 3072));
+        assert_eq!(block_start("0 1000 1\n", 0), None);
+    }
+
+    #[test]
+    fn two_leases_are_two_blocks() {
+        if !rustix::process::geteuid().is_root() {
+            return; // an ordinary user needs none
+        }
+        let (one, two) = (HostIds::lease().unwrap(), HostIds::lease().unwrap());
+        assert_ne!(one.first, two.first);
+    }
+
+    #[test]
+    fn no_more_places_than_there_are() {
+        let slots = Slots::new(2);
+        let (first, second) = (slots.take(), slots.take());
+        assert_ne!(first.number, second.number);
+        let number = first.number;
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| slots.take().number);
+            drop(first);
+            assert_eq!(waiting.join().unwrap(), number);
+        });
+    }
+}

@@ -1,0 +1,350 @@
+//! Watches one run from the caller's thread: drains its output, samples what it uses, and ends it at a limit.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::SendFlags;
+use rustix::process::Signal;
+
+use super::usage::{self, Processes, Usage};
+use super::wire::{self, Report};
+use super::workdir;
+use crate::sandbox::limits::OUTPUT_FACTOR;
+use crate::sandbox::output::HeadAndTail;
+use crate::sandbox::{Limits, RunResult, RunVerdict, Tier};
+
+/// A run that was just launched: our ends of its socket and pipes.
+pub struct Launched {
+    pub control: OwnedFd,
+    pub stdout: OwnedFd,
+    pub stderr: OwnedFd,
+    pub evidence: Option<OwnedFd>,
+    /// The helper, if it is our own child; it ends with the run.
+    pub helper: Option<Child>,
+    /// Tier B: the run's directory on the machine, whose size we must watch ourselves.
+    pub directory: Option<PathBuf>,
+}
+
+/// Evidence is a short line per test; more is not evidence.
+const EVIDENCE_BYTES: u64 = 1 << 20;
+/// For everything before the program starts.
+const SET_UP: Duration = Duration::from_secs(20);
+/// Between asking the keeper to end the run and ending the keeper, and again before giving up.
+const GRACE: Duration = Duration::from_secs(3);
+const FIRST_SAMPLE: Duration = Duration::from_millis(15);
+const SAMPLES: Duration = Duration::from_millis(20);
+/// Walking a directory costs more than reading /proc.
+const DIRECTORY_SAMPLES: Duration = Duration::from_millis(100);
+
+/// Watches to the end. The evidence comes back with the result.
+pub fn supervise(launched: Launched, limits: &Limits, tier: Tier) -> (RunResult, Vec<u8>) {
+    Run::new(launched, limits, tier).watch()
+}
+
+struct Run<'a> {
+    limits: &'a Limits,
+    tier: Tier,
+    control: OwnedFd,
+    helper: Option<Child>,
+    directory: Option<PathBuf>,
+    streams: [Stream; 3],
+    keeper: Option<OwnedFd>,
+    processes: Option<Processes>,
+    launched: Instant,
+    started: Option<Instant>,
+    next_sample: Instant,
+    next_directory_sample: Instant,
+    peak: Usage,
+    /// The limit that ended the run, and when we next become more insistent.
+    stopped: Option<(RunVerdict, Instant)>,
+    insisted: bool,
+    disk_full: bool,
+    end: Option<End>,
+}
+
+/// One of standard output, standard error, evidence.
+struct Stream {
+    pipe: Option<OwnedFd>,
+    kept: HeadAndTail,
+}
+
+enum End {
+    Finished { status: i32, cpu_seconds: f64, peak_bytes: u64, seconds: f64 },
+    Broken(String),
+}
+
+impl<'a> Run<'a> {
+    fn new(launched: Launched, limits: &'a Limits, tier: Tier) -> Run<'a> {
+        let now = Instant::now();
+        let stream = |pipe, capacity| Stream { pipe, kept: HeadAndTail::new(capacity) };
+        Run {
+            limits,
+            tier,
+            control: launched.control,
+            helper: launched.helper,
+            directory: launched.directory,
+            streams: [
+                stream(Some(launched.stdout), limits.output_bytes),
+                stream(Some(launched.stderr), limits.output_bytes),
+                stream(launched.evidence, EVIDENCE_BYTES),
+            ],
+            keeper: None,
+            processes: None,
+            launched: now,
+            started: None,
+            next_sample: now + FIRST_SAMPLE,
+            next_directory_sample: now + DIRECTORY_SAMPLES,
+            peak: Usage::default(),
+            stopped: None,
+            insisted: false,
+            disk_full: false,
+            end: None,
+        }
+    }
+
+    fn watch(mut self) -> (RunResult, Vec<u8>) {
+        while self.end.is_none() {
+            self.wait_and_drain();
+            self.check_time();
+            self.check_output();
+            self.check_usage();
+        }
+        // Nothing of the run is left, so every pipe is at its end or about to be.
+        let deadline = Instant::now() + Duration::from_millis(500);
+        while self.streams.iter().any(|stream| stream.pipe.is_some()) && Instant::now() < deadline {
+            self.wait_and_drain();
+        }
+        if let Some(mut helper) = self.helper.take() {
+            // It ends right after its last report; a helper that has not is of no further use.
+            if matches!(self.end, Some(End::Broken(_))) {
+                let _ = helper.kill();
+            }
+            let _ = helper.wait();
+        }
+        self.result()
+    }
+
+    /// Waits for the next event or the next moment something is due, and takes in what has come.
+    fn wait_and_drain(&mut self) {
+        let due = match (&self.stopped, self.started) {
+            (Some((_, insist)), _) => *insist,
+            (None, None) => self.launched + SET_UP,
+            (None, Some(started)) => self.next_sample.min(started + Duration::from_secs_f64(self.limits.wall_seconds)),
+        };
+        let wait = due.saturating_duration_since(Instant::now()).min(Duration::from_millis(500));
+        // Rounded up: waking just before a moment would spin until it has come.
+        let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
+        let mut ready = [false; 4];
+        {
+            let mut waiting = Vec::with_capacity(4);
+            let mut places = Vec::with_capacity(4);
+            if self.end.is_none() {
+                waiting.push(PollFd::new(&self.control, PollFlags::IN));
+                places.push(3);
+            }
+            for (place, stream) in self.streams.iter().enumerate() {
+                if let Some(pipe) = &stream.pipe {
+                    waiting.push(PollFd::new(pipe, PollFlags::IN));
+                    places.push(place);
+                }
+            }
+            if rustix::event::poll(&mut waiting, Some(&wait)).is_err() {
+                return; // interrupted by a signal: the loop comes back
+            }
+            for (poll, &place) in waiting.iter().zip(&places) {
+                ready[place] = !poll.revents().is_empty();
+            }
+        }
+        for (stream, _) in self.streams.iter_mut().zip(ready).filter(|(_, ready)| *ready) {
+            stream.drain();
+        }
+        if ready[3] {
+            self.hear();
+        }
+    }
+
+    /// Takes a report from the keeper.
+    fn hear(&mut self) {
+        match wire::receive::<Report>(&self.control) {
+            Ok(Some((Report::Started { own_proc }, descriptors))) => self.begin(own_proc, descriptors),
+            Ok(Some((Report::Finished { status, cpu_seconds, peak_bytes, left_over, disk_full }, _))) => {
+                let seconds = self.started.map_or(0.0, |started| started.elapsed().as_secs_f64());
+                self.peak.tasks = self.peak.tasks.max(left_over);
+                self.disk_full |= disk_full;
+                self.end = Some(End::Finished { status, cpu_seconds, peak_bytes, seconds });
+            }
+            Ok(Some((Report::SetUp { step, errno }, _))) => {
+                self.end = Some(End::Broken(format!("{step}: {}", io::Error::from_raw_os_error(errno))));
+            }
+            Ok(None) | Err(_) => {
+                let reason = match self.started {
+                    _ if self.insisted => "the run could not be ended in time".to_string(),
+                    Some(_) => "the process that kept the run has died".to_string(),
+                    None => "the helper ended before the program started".to_string(),
+                };
+                self.end = Some(End::Broken(reason));
+            }
+        }
+    }
+
+    fn begin(&mut self, own_proc: bool, descriptors: Vec<OwnedFd>) {
+        let now = Instant::now();
+        self.started = Some(now);
+        self.next_sample = now + FIRST_SAMPLE;
+        let mut descriptors = descriptors.into_iter();
+        self.keeper = descriptors.next();
+        self.processes = match (own_proc, descriptors.next()) {
+            (true, Some(proc)) => Some(Processes::Namespace(proc)),
+            _ => self.keeper.as_ref().and_then(|keeper| usage::pid_of(keeper).ok()).map(Processes::DescendantsOf),
+        };
+    }
+
+    fn check_time(&mut self) {
+        let now = Instant::now();
+        if let Some((_, insist)) = &self.stopped {
+            if now < *insist || self.end.is_some() {
+                return;
+            }
+            if !self.insisted {
+                self.insist();
+            } else {
+                self.end = Some(End::Broken("the run could not be ended".to_string()));
+            }
+            return;
+        }
+        match self.started {
+            Some(started) if now >= started + Duration::from_secs_f64(self.limits.wall_seconds) => {
+                self.stop(RunVerdict::WallTimeout)
+            }
+            None if now >= self.launched + SET_UP => {
+                self.insist();
+                self.end = Some(End::Broken(format!("the set-up took longer than {} seconds", SET_UP.as_secs())));
+            }
+            _ => {}
+        }
+    }
+
+    fn check_output(&mut self) {
+        let most = self.limits.output_bytes.saturating_mul(OUTPUT_FACTOR);
+        if self.streams[..2].iter().any(|stream| stream.kept.total() > most) {
+            self.stop(RunVerdict::OutputLimit);
+        }
+    }
+
+    fn check_usage(&mut self) {
+        let now = Instant::now();
+        if self.started.is_none() || self.end.is_some() || now < self.next_sample {
+            return;
+        }
+        self.next_sample = now + SAMPLES;
+        if let Some(processes) = &self.processes {
+            let usage = processes.usage();
+            self.peak.tasks = self.peak.tasks.max(usage.tasks);
+            self.peak.bytes = self.peak.bytes.max(usage.bytes);
+            self.peak.cpu_seconds = self.peak.cpu_seconds.max(usage.cpu_seconds);
+        }
+        if self.peak.tasks > self.limits.processes {
+            self.stop(RunVerdict::ProcessLimit);
+        }
+        if self.peak.bytes > self.limits.memory_bytes {
+            self.stop(RunVerdict::MemoryLimit);
+        }
+        if self.peak.cpu_seconds > self.limits.cpu_seconds {
+            self.stop(RunVerdict::CpuTimeout);
+        }
+        if let Some(directory) = &self.directory
+            && now >= self.next_directory_sample
+        {
+            self.next_directory_sample = now + DIRECTORY_SAMPLES;
+            if workdir::exceeds(directory, self.limits) {
+                self.disk_full = true;
+                self.stop(RunVerdict::DiskLimit);
+            }
+        }
+    }
+
+    /// Asks the keeper to end the run; the first reason counts.
+    fn stop(&mut self, verdict: RunVerdict) {
+        if self.stopped.is_none() && self.end.is_none() {
+            // If the keeper has gone we shall hear of it.
+            let _ = rustix::net::send(&self.control, b"k", SendFlags::NOSIGNAL);
+            self.stopped = Some((verdict, Instant::now() + GRACE));
+        }
+    }
+
+    /// Ends the keeper itself: in tier A that is process 1, with which everything in its namespace goes.
+    fn insist(&mut self) {
+        self.insisted = true;
+        if let Some(keeper) = &self.keeper {
+            let _ = rustix::process::pidfd_send_signal(keeper, Signal::KILL);
+        } else if let Some(helper) = &mut self.helper {
+            let _ = helper.kill();
+        }
+        if let Some((_, insist)) = &mut self.stopped {
+            *insist = Instant::now() + GRACE;
+        }
+    }
+
+    fn result(self) -> (RunResult, Vec<u8>) {
+        let (status, cpu_seconds, peak_bytes, seconds) = match &self.end {
+            Some(End::Finished { status, cpu_seconds, peak_bytes, seconds }) => {
+                (Some(*status), cpu_seconds.max(self.peak.cpu_seconds), *peak_bytes, *seconds)
+            }
+            _ => (None, self.peak.cpu_seconds, 0, self.started.map_or(0.0, |started| started.elapsed().as_secs_f64())),
+        };
+        let exit_code = status.filter(|&status| libc::WIFEXITED(status)).map(|status| libc::WEXITSTATUS(status));
+        let signal = status.filter(|&status| libc::WIFSIGNALED(status)).map(|status| libc::WTERMSIG(status));
+        let verdict = match (self.end, self.stopped) {
+            (Some(End::Broken(reason)), _) => RunVerdict::Infrastructure(reason),
+            (_, Some((verdict, _))) => verdict,
+            _ if cpu_seconds > self.limits.cpu_seconds || signal == Some(libc::SIGXCPU) => RunVerdict::CpuTimeout,
+            _ if self.peak.tasks > self.limits.processes => RunVerdict::ProcessLimit,
+            _ if signal == Some(libc::SIGXFSZ) || (self.disk_full && exit_code != Some(0)) => RunVerdict::DiskLimit,
+            _ if signal.is_some() => RunVerdict::Signaled,
+            _ => RunVerdict::Exited,
+        };
+        let [stdout, stderr, evidence] = self.streams.map(|stream| stream.kept);
+        let result = RunResult {
+            verdict,
+            exit_code,
+            signal,
+            wall_seconds: seconds,
+            cpu_seconds,
+            peak_bytes: peak_bytes.max(self.peak.bytes),
+            stdout_total: stdout.total(),
+            stderr_total: stderr.total(),
+            truncated: stdout.truncated() || stderr.truncated(),
+            stdout: stdout.into_bytes(),
+            stderr: stderr.into_bytes(),
+            tier: self.tier,
+        };
+        let evidence = if evidence.truncated() { Vec::new() } else { evidence.into_bytes() };
+        (result, evidence)
+    }
+}
+
+impl Stream {
+    /// Takes what is there, at most one pipe's worth, so that a fast writer cannot keep us from our clocks.
+    fn drain(&mut self) {
+        let mut buffer = [0; 65536];
+        let Some(pipe) = self.pipe.as_ref().map(AsFd::as_fd) else { return };
+        match read(pipe, &mut buffer) {
+            Some(0) => self.pipe = None,
+            Some(length) => self.kept.push(&buffer[..length]),
+            None => {}
+        }
+    }
+}
+
+/// Bytes read; 0 at the end, also for a pipe that cannot be read any more.
+fn read(pipe: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<usize> {
+    match rustix::io::read(pipe, buffer) {
+        Ok(length) => Some(length),
+        Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => None,
+        Err(_) => Some(0),
+    }
+}

@@ -1,0 +1,141 @@
+//! Tier B's directory of a run, on a file system of the machine.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::sandbox::Limits;
+
+/// A directory with `work` and `tmp` in it, removed when dropped.
+pub struct WorkDirectory {
+    path: PathBuf,
+}
+
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+impl WorkDirectory {
+    /// Makes one that only `owner` (absent: the caller) may enter.
+    pub fn create(owner: Option<u32>) -> io::Result<WorkDirectory> {
+        let place = std::env::temp_dir();
+        let private = |path: &Path| fs::DirBuilder::new().mode(0o700).create(path);
+        let path = loop {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let path = place.join(format!("learner-run-{}-{number}", std::process::id()));
+            match private(&path) {
+                Ok(()) => break path,
+                // Left behind by a process with our number that was killed.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+            }
+        };
+        let directory = WorkDirectory { path };
+        for name in ["work", "tmp"] {
+            private(&directory.path.join(name))?;
+            if owner.is_some() {
+                std::os::unix::fs::chown(directory.path.join(name), owner, owner)?;
+            }
+        }
+        if owner.is_some() {
+            std::os::unix::fs::chown(&directory.path, owner, owner)?;
+        }
+        Ok(directory)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for WorkDirectory {
+    fn drop(&mut self) {
+        // What cannot be removed (a full or read-only disk) stays in the temporary directory, in nobody's way.
+        let _ = remove_tree(&self.path);
+    }
+}
+
+/// Whether the tree holds more bytes or entries than a run may have. Looks at no more entries than that.
+pub fn exceeds(directory: &Path, limits: &Limits) -> bool {
+    let (mut bytes, mut entries) = (0u64, 0u64);
+    let mut waiting = vec![directory.to_path_buf()];
+    while let Some(next) = waiting.pop() {
+        let Ok(listing) = fs::read_dir(&next) else { continue };
+        for entry in listing.flatten() {
+            let Ok(found) = entry.metadata() else { continue };
+            entries += 1;
+            bytes += found.blocks() * 512;
+            if bytes > limits.workspace_bytes || entries > limits.workspace_entries() {
+                return true;
+            }
+            if found.is_dir() {
+                waiting.push(entry.path());
+            }
+        }
+    }
+    false
+}
+
+/// Removes a tree of any depth with few open descriptors, through directories that forbid entry: every directory met is
+/// made enterable and moved up to the top before its contents are looked at, so that no path grows long.
+fn remove_tree(top: &Path) -> io::Result<()> {
+    let mut moved = 0u64;
+    loop {
+        let mut directories = Vec::new();
+        for entry in fs::read_dir(top)? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() { directories.push(entry.path()) } else { fs::remove_file(entry.path())? }
+        }
+        if directories.is_empty() {
+            return fs::remove_dir(top);
+        }
+        for directory in directories {
+            fs::set_permissions(&directory, fs::Permissions::from_mode(0o700))?;
+            for entry in fs::read_dir(&directory)? {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    // Moving a directory rewrites its "..", for which it must be writable.
+                    fs::set_permissions(entry.path(), fs::Permissions::from_mode(0o700))?;
+                    moved += 1;
+                    fs::rename(entry.path(), top.join(format!(".moved-{}-{moved}", std::process::id())))?;
+                } else {
+                    fs::remove_file(entry.path())?;
+                }
+            }
+            fs::remove_dir(&directory)?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removes_deep_and_closed_trees() {
+        let directory = WorkDirectory::create(None).unwrap();
+        let path = directory.path().to_path_buf();
+        let mut deep = path.join("work");
+        for _ in 0..1000 {
+            deep.push("d");
+            fs::create_dir(&deep).unwrap();
+        }
+        let closed = path.join("work/closed");
+        fs::create_dir_all(closed.join("inner")).unwrap();
+        fs::write(closed.join("file"), "x").unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0)).unwrap();
+        std::os::unix::fs::symlink("/", path.join("work/link")).unwrap();
+        drop(directory);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn size_is_watched() {
+        let directory = WorkDirectory::create(None).unwrap();
+        let limits = Limits { workspace_bytes: 1 << 20, ..Limits::default() };
+        fs::write(directory.path().join("work/small"), vec![1; 1 << 19]).unwrap();
+        assert!(!exceeds(directory.path(), &limits));
+        fs::write(directory.path().join("work/large"), vec![1; 1 << 20]).unwrap();
+        assert!(exceeds(directory.path(), &limits));
+    }
+}
