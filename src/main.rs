@@ -19,6 +19,8 @@ struct Arguments {
 enum Command {
     /// Run a command in the sandbox.
     Sandbox(cli::sandbox::SandboxArguments),
+    /// Make, show and check task files.
+    Tasks(cli::tasks::TasksArguments),
 }
 
 fn main() -> ExitCode {
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match &arguments.command {
         Command::Sandbox(sandbox) => cli::sandbox::run(sandbox, arguments.json),
+        Command::Tasks(tasks) => cli::tasks::run(tasks, arguments.json),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand.
 
 pub mod sandbox;
+pub mod tasks;
 
 /// How a command ends when it does not end well. `main` prints the one line and exits with the code.
 #[derive(Debug, thiserror::Error)]
