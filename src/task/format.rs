@@ -56,7 +56,8 @@ pub fn write_tasks(path: &Path, tasks: &[Task]) -> Result<(), TaskError> {
         .map_err(|error| TaskError::Write { path: path.display().to_string(), reason: error.to_string() })
 }
 
-fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+/// Writes beside `path`, to the disk, then renames.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut name = path.file_name().ok_or_else(|| std::io::Error::other("the path names no file"))?.to_os_string();
     name.push(format!(".{}.partial", std::process::id()));
     let partial = path.with_file_name(name);

@@ -1,0 +1,45 @@
+//! Remembered test runs.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Counters, Outcome};
+
+/// Filled by the first who asks; others who ask meanwhile wait for it. So what is executed and what is remembered depends on
+/// the questions alone, not on how many threads ask them at once.
+type Entry = Arc<Mutex<Option<Outcome>>>;
+
+#[derive(Default)]
+pub struct Memo {
+    entries: Mutex<HashMap<[u8; 32], Entry>>,
+    executed: AtomicU64,
+    remembered: AtomicU64,
+}
+
+impl Memo {
+    /// The remembered outcome of `key`, else that of `run`, which is then remembered unless it was a fault of ours or decided by the
+    /// wall clock. Without a key, always `run`. True if remembered.
+    pub fn get_or_run(&self, key: Option<[u8; 32]>, run: impl FnOnce() -> Outcome) -> (Outcome, bool) {
+        let Some(key) = key else {
+            self.executed.fetch_add(1, Ordering::Relaxed);
+            return (run(), false);
+        };
+        let entry = Arc::clone(self.entries.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default());
+        let mut slot = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(outcome) = &*slot {
+            self.remembered.fetch_add(1, Ordering::Relaxed);
+            return (outcome.clone(), true);
+        }
+        self.executed.fetch_add(1, Ordering::Relaxed);
+        let outcome = run();
+        if !outcome.ended.infrastructure() && !outcome.wall_limit_hit() {
+            *slot = Some(outcome.clone());
+        }
+        (outcome, false)
+    }
+
+    pub fn counters(&self) -> Counters {
+        Counters { executed: self.executed.load(Ordering::Relaxed), remembered: self.remembered.load(Ordering::Relaxed) }
+    }
+}
