@@ -207,6 +207,8 @@ pub fn tasks_of_this_user() -> u64 {
 /// The process that a pidfd refers to, as this process sees it.
 pub fn pid_of(pidfd: &OwnedFd) -> io::Result<Pid> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
-    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
-    pid.and_then(Pid::from_raw).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
+    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse::<i32>().ok());
+    // -1 stands for a process that has ended.
+    let pid = pid.filter(|&pid| pid > 0).and_then(Pid::from_raw);
+    pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
 }
