@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use learner::device::{CpuDevice, Device};
 use learner::model::{Cotangents, Extension, Family, Model, ModelConfig};
-use learner::train::optimizer::AdamW;
+use learner::train::optimizer::{AdamW, AdamWSettings};
 use learner::types::{Batch, Key, Purpose};
 
 fn config(large: bool) -> ModelConfig {
@@ -80,21 +80,19 @@ fn main() {
     println!("forward and backward of {tokens} tokens, {rows} scored: {training:.2} ms, {speed:.1} GFLOP/s (6N)");
     let scoring = fastest(runs, || drop(model.score(&batch, 1.0)));
     println!("scoring the same: {scoring:.2} ms, {:.1} GFLOP/s (2N)", 2.0 * parameters as f64 * tokens as f64 / scoring / 1e6);
-    let mut optimizer = AdamW::new(&model, 0.9, 0.95, 1e-8, 0.1);
+    let mut optimizer = AdamW::new(&model, AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() });
     println!("AdamW step: {:.2} ms", fastest(runs.min(5), || drop(optimizer.step(&mut model, &gradients, 1e-5, 1.0))));
 
     for count in if large { [1, 16, 64] } else { [1, 64, 192] } {
         let prompts = self::sequences(&vec![150; count], model.config().vocabulary);
         let mut caches: Vec<_> = prompts.iter().map(|_| model.new_cache()).collect();
-        let mut extensions: Vec<_> =
-            caches.iter_mut().zip(&prompts).map(|(cache, tokens)| Extension { cache, tokens }).collect();
+        let mut extensions: Vec<_> = caches.iter_mut().zip(&prompts).map(|(cache, tokens)| Extension { cache, tokens }).collect();
         let start = Instant::now();
         model.extend(&mut extensions);
         let prompt = start.elapsed().as_secs_f64() * 1e3;
         let uniforms = vec![0.5; count];
         let decode = fastest(runs, || {
-            let mut extensions: Vec<_> =
-                caches.iter_mut().map(|cache| Extension { cache, tokens: &[7] }).collect();
+            let mut extensions: Vec<_> = caches.iter_mut().map(|cache| Extension { cache, tokens: &[7] }).collect();
             let hidden = model.extend(&mut extensions);
             model.sample(&hidden, 1.0, &uniforms, model.config().vocabulary);
         });

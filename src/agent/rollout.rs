@@ -218,8 +218,7 @@ impl<'r, 'a: 'r> Driver<'r, 'a> {
                 if let Some(running) = self.running.get_mut(&index) {
                     running.attempt.counts.wall_limit_hit |= graded.wall_limit_hit;
                 }
-                let ending =
-                    if graded.verdict.infrastructure() { Ending::Infrastructure } else { Ending::Submitted };
+                let ending = if graded.verdict.infrastructure() { Ending::Infrastructure } else { Ending::Submitted };
                 self.end(engine, index, ending, graded.verdict, on_episode);
             }
         }

@@ -27,13 +27,7 @@ mod habit {
 ///
 /// # Errors
 /// When the task offers no one-line edit to demonstrate: it has no slots and its gold patch changes more than one line.
-pub fn demonstrate(
-    task: &Task,
-    surroundings: Surroundings,
-    grader: &Grader,
-    seed: u64,
-    index: u32,
-) -> Result<Episode, String> {
+pub fn demonstrate(task: &Task, surroundings: Surroundings, grader: &Grader, seed: u64, index: u32) -> Result<Episode, String> {
     let mut key = Key::new(Purpose::Demonstration, &[seed, index as u64]);
     let places = Places::of(task)?;
     let mut script = Script { attempt: Attempt::new(task, surroundings), surroundings, grader };

@@ -53,7 +53,8 @@ pub fn parse_call(text: &str) -> Result<Call, String> {
 fn parse_parameters(mut body: &str) -> Result<Vec<(String, String)>, String> {
     let mut parameters = Vec::new();
     while !body.trim().is_empty() {
-        let rest = body.trim_start().strip_prefix("<parameter=").ok_or("expected <parameter=KEY>VALUE</parameter> in the call")?;
+        let rest =
+            body.trim_start().strip_prefix("<parameter=").ok_or("expected <parameter=KEY>VALUE</parameter> in the call")?;
         let (key, rest) = rest.split_once('>').ok_or("a parameter's name is not closed by '>'")?;
         let (value, rest) = rest.split_once("</parameter>").ok_or("a parameter is not closed by </parameter>")?;
         parameters.push((key.to_owned(), value.to_owned()));
@@ -86,7 +87,9 @@ mod tests {
         assert_eq!(parse_call("<function=run></function>"), Ok(Call::Run));
         assert_eq!(parse_call("I look first.\n<function=view></function>\n"), Ok(Call::View { path: None }));
         assert_eq!(
-            parse_call("<function=edit><parameter=path>a/b.py</parameter><parameter=line>4|    if x > 1 | y:</parameter></function>"),
+            parse_call(
+                "<function=edit><parameter=path>a/b.py</parameter><parameter=line>4|    if x > 1 | y:</parameter></function>"
+            ),
             Ok(Call::Edit { path: Some("a/b.py".into()), line: 4, text: "    if x > 1 | y:".into() })
         );
     }

@@ -42,7 +42,7 @@ pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<()
     let model = setup::load_model(&run_file, &text)?;
     let sandbox = setup::start_sandbox(&run_file)?;
     let workers = setup::workers(&run_file);
-    let grader = Grader::new(sandbox);
+    let grader = Grader::new(sandbox, run_file.grader.clone());
     let stop = StopSignal::listen()?;
     let reporter = Reporter::new(output.verbosity(), output.json);
 
@@ -60,8 +60,8 @@ pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<()
     let mut engine = BuiltinEngine::new(&model, run_file.engine.clone(), text.format()?.stop_token(), vocabulary);
     let stream = Stream { seed: run_file.run.seed, stream: 0, version: 0 };
     let samples = run_file.evaluate.samples;
-    let (evaluation, _) =
-        evaluate(&rollout, &mut engine, &held_out, samples, stream, &mut on_episode, &|| stop.raised()).map_err(|error| {
+    let (evaluation, _) = evaluate(&rollout, &mut engine, &held_out, samples, stream, &mut on_episode, &|| stop.raised())
+        .map_err(|error| {
             if stop.raised() { CliError::Interrupted("stopped; nothing was kept".into()) } else { CliError::failed(error) }
         })?;
     phase.finish("");

@@ -11,8 +11,8 @@ use crate::config::RunFile;
 use crate::device::CpuDevice;
 use crate::model::{Model, ModelConfig};
 use crate::sandbox::Sandbox;
-use crate::text::{ChatFormat, Tokenizer};
 use crate::task;
+use crate::text::{ChatFormat, Tokenizer};
 use crate::types::Task;
 
 /// Tokenizer and chat format of a policy, and the tokenizer's own file to write beside checkpoints.
@@ -30,9 +30,7 @@ impl Text {
                 let json = std::fs::read(&path).map_err(|error| CliError::Refused(format!("{}: {error}", path.display())))?;
                 (Tokenizer::load(directory).map_err(CliError::refused)?, json)
             }
-            None => {
-                (task::builtin_tokenizer().map_err(CliError::failed)?, task::builtin_tokenizer_json().to_vec())
-            }
+            None => (task::builtin_tokenizer().map_err(CliError::failed)?, task::builtin_tokenizer_json().to_vec()),
         };
         Ok(Text { tokenizer, tokenizer_json })
     }

@@ -147,7 +147,8 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     MetricsLog::open(&directory.path.join("metrics.jsonl"), learner.state.metrics_lines).map_err(CliError::failed)?;
     reporter.follow(&directory.path).map_err(CliError::failed)?;
     let workers = setup::workers(&run_file);
-    let grader = Grader::new(sandbox);
+    let sandbox_tier = sandbox.tier();
+    let grader = Grader::new(sandbox, run_file.grader.clone());
     let context = Context {
         directory: &directory.path,
         settings: &settings,
@@ -156,6 +157,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
         tokenizer_json: &text.tokenizer_json,
         grader: &grader,
         workers,
+        sandbox_tier,
         train_tasks: &tasks.train,
         held_out,
         progress: &reporter,
@@ -255,14 +257,15 @@ fn disk_needed<D: Device>(run_file: &RunFile, model: &Model<D>) -> u64 {
 
 /// Refuses a disk that will not hold the run.
 fn check_disk(path: &Path, needed: u64) -> Result<(), CliError> {
-    let Some(existing) = std::path::absolute(path).ok().and_then(|path| path.ancestors().find(|path| path.exists()).map(Path::to_path_buf))
+    let Some(existing) =
+        std::path::absolute(path).ok().and_then(|path| path.ancestors().find(|path| path.exists()).map(Path::to_path_buf))
     else {
         return Ok(());
     };
     #[cfg(unix)]
     {
-        let statistics = rustix::fs::statvfs(&existing)
-            .map_err(|error| CliError::Refused(format!("{}: {error}", existing.display())))?;
+        let statistics =
+            rustix::fs::statvfs(&existing).map_err(|error| CliError::Refused(format!("{}: {error}", existing.display())))?;
         let free = statistics.f_bavail * statistics.f_frsize;
         if free < needed {
             return Err(CliError::Refused(format!(
@@ -315,7 +318,13 @@ fn header<D: Device>(
             row("tasks", format!("{} to train on ({})", tasks.train.len(), run_file.tasks.train)),
             row("held out", format!("{} tasks, {} of unseen structure", held_out.main.len(), held_out.structure.len())),
             row("sandbox", format!("tier {}, {} at once", sandbox.tier(), setup::workers(run_file))),
-            row("stages", format!("fine-tune on {} demonstrations, reinforce {} steps of {groups}", run_file.rft.candidates, run_file.rl.steps)),
+            row(
+                "stages",
+                format!(
+                    "fine-tune on {} demonstrations, reinforce {} steps of {groups}",
+                    run_file.rft.candidates, run_file.rl.steps
+                ),
+            ),
             row("disk", format!("up to {} in {}", bytes(disk), directory.path.display())),
         ],
     );
@@ -356,10 +365,11 @@ fn finish(
     write_atomically(&directory.join("summary.json"), &text).map_err(CliError::failed)?;
     let page = report::write_page(directory).map_err(CliError::failed)?;
 
-    let main: Vec<(&str, &Evaluation)> = [("before fine-tuning", "before_rft"), ("after fine-tuning", "after_rft"), ("after RL", "after_rl")]
-        .iter()
-        .filter_map(|(title, name)| summary.evaluation.get(*name).map(|evaluation| (*title, evaluation)))
-        .collect();
+    let main: Vec<(&str, &Evaluation)> =
+        [("before fine-tuning", "before_rft"), ("after fine-tuning", "after_rft"), ("after RL", "after_rl")]
+            .iter()
+            .filter_map(|(title, name)| summary.evaluation.get(*name).map(|evaluation| (*title, evaluation)))
+            .collect();
     let (headers, rows) = evaluation_rows(&main);
     reporter.table("held-out tasks", &headers, &rows);
     let (line, marks) = curve(directory);
@@ -371,7 +381,10 @@ fn finish(
         summary.verdicts_executed, summary.verdicts_remembered, summary.mismatch_max
     ));
     if summary.wall_limit_hits > 0 {
-        reporter.warn(&format!("a wall-clock limit fired in {} episodes: this run may not reproduce bit for bit", summary.wall_limit_hits));
+        reporter.warn(&format!(
+            "a wall-clock limit fired in {} episodes: this run may not reproduce bit for bit",
+            summary.wall_limit_hits
+        ));
     }
     reporter.note(&format!("weights sha256 {}", summary.weights_sha256));
     reporter.note(&format!("curves and episodes: {}", page.display()));

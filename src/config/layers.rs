@@ -41,8 +41,7 @@ impl Layers {
     }
 
     pub fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
         self.add_text(&path.display().to_string(), &text)
     }
 

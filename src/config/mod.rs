@@ -14,7 +14,7 @@ pub use layers::{ConfigError, Layers};
 pub use recipes::{RECIPES, recipe};
 
 use crate::train::{CheckpointSettings, StepSettings};
-use crate::{agent, engine, evaluate, sandbox, stage};
+use crate::{agent, engine, evaluate, grader, sandbox, stage};
 
 /// A whole run file. What is left out has the default of its room, which is the quick start's value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -31,6 +31,7 @@ pub struct RunFile {
     pub evaluate: evaluate::Settings,
     pub checkpoint: CheckpointSettings,
     pub sandbox: sandbox::Settings,
+    pub grader: grader::Settings,
 }
 
 /// The run as a whole.
@@ -113,7 +114,10 @@ impl RunFile {
         self.evaluate.check()?;
         self.checkpoint.check()?;
         if self.rl.steps > 0 && self.engine.temperature == 0.0 {
-            return Err("engine.temperature = 0: reinforcement learning needs attempts that differ; set it above 0 or rl.steps = 0".into());
+            return Err(
+                "engine.temperature = 0: reinforcement learning needs attempts that differ; set it above 0 or rl.steps = 0"
+                    .into(),
+            );
         }
         Ok(())
     }

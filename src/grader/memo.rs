@@ -39,6 +39,13 @@ impl Memo {
         (outcome, false)
     }
 
+    /// Forgets everything and counts from 0. Runs under way are not waited for.
+    pub fn forget(&self) {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.executed.store(0, Ordering::Relaxed);
+        self.remembered.store(0, Ordering::Relaxed);
+    }
+
     pub fn counters(&self) -> Counters {
         Counters { executed: self.executed.load(Ordering::Relaxed), remembered: self.remembered.load(Ordering::Relaxed) }
     }

@@ -152,7 +152,13 @@ impl Grader {
         seen
     }
 
-    /// How many test runs were executed and how many were answered from memory.
+    /// Forgets what was remembered and counts from 0. Called between steps and evaluations, so that memory stays bounded and
+    /// the counts of a step do not depend on where a run was resumed.
+    pub fn forget(&self) {
+        self.memo.forget();
+    }
+
+    /// How many test runs were executed and how many were answered from memory, since last forgotten.
     pub fn counters(&self) -> Counters {
         self.memo.counters()
     }

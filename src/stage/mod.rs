@@ -31,6 +31,7 @@ use crate::engine::{self, BuiltinEngine};
 use crate::evaluate::{self, Evaluation, HeldOut, Stream};
 use crate::grader::Grader;
 use crate::model::Model;
+use crate::sandbox::Tier;
 use crate::text::{ChatFormat, Tokenizer};
 use crate::train::optimizer::AdamWSettings;
 use crate::train::{
@@ -63,6 +64,7 @@ pub struct Context<'a> {
     pub grader: &'a Grader,
     /// Threads that run tests and grade.
     pub workers: usize,
+    pub sandbox_tier: Tier,
     pub train_tasks: &'a [Task],
     pub held_out: HeldOut<'a>,
     pub progress: &'a dyn Progress,

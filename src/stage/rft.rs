@@ -186,9 +186,9 @@ impl<D: Device> Run<'_, D> {
         self.learner.state.add_seconds("demonstrations", found.seconds);
         self.write_metrics(found)?;
         let Found { kept, candidates, ran_tests, edits_mean, .. } = found;
-        self.context.progress.line(&format!(
-            "demonstrations: {kept} of {candidates} passed  run tests {ran_tests:.2}  edits {edits_mean:.2}"
-        ));
+        self.context
+            .progress
+            .line(&format!("demonstrations: {kept} of {candidates} passed  run tests {ran_tests:.2}  edits {edits_mean:.2}"));
         Ok(())
     }
 
@@ -210,7 +210,7 @@ impl<D: Device> Run<'_, D> {
         let candidates = episodes.len();
         let kept: Vec<Episode> = episodes.into_iter().filter(|episode| episode.verdict.passed()).collect();
         let mean = |value: &dyn Fn(&Episode) -> f64| kept.iter().map(value).sum::<f64>() / kept.len().max(1) as f64;
-        let counts = self.context.grader.counts();
+        let counts = self.context.grader.counters();
         let found = Found {
             stage: "demonstrations".into(),
             candidates,
@@ -224,7 +224,8 @@ impl<D: Device> Run<'_, D> {
             first_failure: failure.unwrap_or_default(),
             seconds: started.elapsed().as_secs_f64(),
         };
-        let to_line = |line: serde_json::Result<String>| line.map_err(|error| RunError::Failed(format!("demonstrations: {error}")));
+        let to_line =
+            |line: serde_json::Result<String>| line.map_err(|error| RunError::Failed(format!("demonstrations: {error}")));
         let mut text = to_line(serde_json::to_string(&found))?;
         for episode in &kept {
             text.push('\n');

@@ -60,7 +60,10 @@ impl RlSettings {
             return Err("rl.tasks_per_step = 0: must be at least 1".into());
         }
         if self.group_size < 2 {
-            return Err(format!("rl.group_size = {}: must be at least 2, a lone attempt has nothing to compare with", self.group_size));
+            return Err(format!(
+                "rl.group_size = {}: must be at least 2, a lone attempt has nothing to compare with",
+                self.group_size
+            ));
         }
         if self.updates_per_rollout == 0 {
             return Err("rl.updates_per_rollout = 0: must be at least 1".into());
@@ -172,7 +175,7 @@ impl<D: Device> Run<'_, D> {
         let metrics = self.update(&samples, rate as f32);
         let train_seconds = started.elapsed().as_secs_f64();
 
-        let counts = self.context.grader.counts();
+        let counts = self.context.grader.counters();
         let state = &mut self.learner.state;
         state.count_verdicts(self.context.grader);
         state.count_wall_limits(&episodes);
@@ -285,7 +288,8 @@ impl<D: Device> Run<'_, D> {
             let part = |index: usize| index % rl.updates_per_rollout == update;
             let samples: Vec<Sample> =
                 samples.iter().enumerate().filter(|(index, _)| part(*index)).map(|(_, sample)| sample.clone()).collect();
-            let old: Vec<Vec<f32>> = old.iter().enumerate().filter(|(index, _)| part(*index)).map(|(_, old)| old.clone()).collect();
+            let old: Vec<Vec<f32>> =
+                old.iter().enumerate().filter(|(index, _)| part(*index)).map(|(_, old)| old.clone()).collect();
             let metrics = trainer.policy_step(&samples, Some(&old), &policy, rate, step);
             total.add(&metrics, rl.updates_per_rollout);
         }
@@ -298,8 +302,7 @@ fn gather(episodes: &[Episode], group_size: usize) -> Vec<Group> {
     episodes
         .chunks(group_size)
         .map(|attempts| {
-            let episodes: Vec<Episode> =
-                attempts.iter().filter(|episode| !episode.verdict.infrastructure()).cloned().collect();
+            let episodes: Vec<Episode> = attempts.iter().filter(|episode| !episode.verdict.infrastructure()).cloned().collect();
             Group { task_id: attempts[0].task_id.clone(), dropped: (attempts.len() - episodes.len()) as u32, episodes }
         })
         .collect()
@@ -356,7 +359,10 @@ mod tests {
         ]
         .concat();
         let groups = gather(&episodes, 3);
-        assert_eq!(groups.iter().map(|group| (group.episodes.len(), group.dropped)).collect::<Vec<_>>(), [(2, 1), (2, 1), (0, 3)]);
+        assert_eq!(
+            groups.iter().map(|group| (group.episodes.len(), group.dropped)).collect::<Vec<_>>(),
+            [(2, 1), (2, 1), (0, 3)]
+        );
         let samples = training_samples(&groups);
         assert_eq!(samples.iter().map(|sample| sample.advantage).collect::<Vec<_>>(), [1.0, -1.0]);
         assert_eq!(samples[0].trained, [false, false, true, true]);

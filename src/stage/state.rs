@@ -76,7 +76,7 @@ impl RunState {
 
     /// Adds what the grader counted since it last forgot.
     pub fn count_verdicts(&mut self, grader: &Grader) {
-        let counts = grader.counts();
+        let counts = grader.counters();
         self.verdicts_executed += counts.executed;
         self.verdicts_remembered += counts.remembered;
     }

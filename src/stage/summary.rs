@@ -66,7 +66,7 @@ impl<D: Device> Run<'_, D> {
             verdicts_executed: state.verdicts_executed,
             verdicts_remembered: state.verdicts_remembered,
             wall_limit_hits: state.wall_limit_hits,
-            sandbox_tier: self.context.grader.sandbox().tier().to_string(),
+            sandbox_tier: self.context.sandbox_tier.to_string(),
             seconds: state.seconds.clone(),
         })
     }

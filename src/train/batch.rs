@@ -36,7 +36,11 @@ fn pack(samples: &[Sample], members: Vec<usize>) -> (Vec<usize>, Batch) {
 /// A value for each trained token of a batch's samples, in the order of its scored rows: `value(sample index, token)`.
 pub(super) fn per_token<T>(samples: &[Sample], members: &[usize], value: impl Fn(usize, usize) -> T) -> Vec<T> {
     let trained = |index: usize| (1..samples[index].ids.len()).filter(move |&token| samples[index].trained[token]);
-    members.iter().flat_map(|&index| trained(index).map(move |token| (index, token))).map(|(index, token)| value(index, token)).collect()
+    members
+        .iter()
+        .flat_map(|&index| trained(index).map(move |token| (index, token)))
+        .map(|(index, token)| value(index, token))
+        .collect()
 }
 
 #[cfg(test)]

@@ -140,11 +140,7 @@ impl Checkpoints {
     }
 
     /// Reads Adam's moments for `model` from a checkpoint.
-    pub fn load_optimizer<D: Device>(
-        path: &Path,
-        model: &Model<D>,
-        optimizer: &mut AdamW<D>,
-    ) -> Result<(), CheckpointError> {
+    pub fn load_optimizer<D: Device>(path: &Path, model: &Model<D>, optimizer: &mut AdamW<D>) -> Result<(), CheckpointError> {
         load_optimizer(&path.join(OPTIMIZER), model, optimizer)
     }
 
@@ -172,8 +168,7 @@ impl Checkpoints {
     /// Folders named `step-N`, marked or not, in order of N.
     fn list(&self) -> Result<Vec<(PathBuf, usize)>, CheckpointError> {
         let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix("step-")?.parse::<usize>().ok();
-        let mut found: Vec<_> =
-            self.entries()?.into_iter().filter_map(|path| step(&path).map(|step| (path, step))).collect();
+        let mut found: Vec<_> = self.entries()?.into_iter().filter_map(|path| step(&path).map(|step| (path, step))).collect();
         found.sort_by_key(|(_, step)| *step);
         Ok(found)
     }
@@ -215,7 +210,8 @@ impl<D: Device> View for Moment<'_, D> {
 }
 
 fn save_optimizer<D: Device>(path: &Path, model: &Model<D>, optimizer: &AdamW<D>) -> Result<(), CheckpointError> {
-    let moments = optimizer.names(model).into_iter().map(|(name, shape)| (name.clone(), Moment { optimizer, model, name, shape }));
+    let moments =
+        optimizer.names(model).into_iter().map(|(name, shape)| (name.clone(), Moment { optimizer, model, name, shape }));
     let steps = HashMap::from([(STEPS.to_owned(), optimizer.steps().to_string())]);
     safetensors::serialize_to_file(moments, Some(steps), path).map_err(|error| FileError {
         path: path.to_path_buf(),

@@ -21,8 +21,7 @@ impl MetricsLog {
     /// When the file cannot be read or written, or holds fewer than `keep` lines.
     pub fn open(path: &Path, keep: usize) -> Result<MetricsLog, FileError> {
         let error = |source| FileError::new(path, source);
-        let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(error)?;
+        let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(error)?;
         let mut reader = BufReader::new(&mut file);
         let mut bytes = 0;
         for line in 0..keep {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use learner::device::CpuDevice;
 use learner::model::{Cotangents, Model};
-use learner::train::optimizer::AdamW;
+use learner::train::optimizer::{AdamW, AdamWSettings};
 use learner::types::Batch;
 use safetensors::SafeTensors;
 
@@ -71,8 +71,10 @@ fn check(name: &str) {
         log_probs: log_probs.to_vec(),
         entropies: Some(entropies.to_vec()),
     });
-    let (log_prob_error, entropy_error) =
-        (largest_error(&scores.log_probs, &fixture.floats("log_probs")), largest_error(&scores.entropies, &fixture.floats("entropy")));
+    let (log_prob_error, entropy_error) = (
+        largest_error(&scores.log_probs, &fixture.floats("log_probs")),
+        largest_error(&scores.entropies, &fixture.floats("entropy")),
+    );
     println!("{name}: log-probabilities {log_prob_error:.1e}, entropies {entropy_error:.1e}");
     assert!(log_prob_error <= 1e-5 && entropy_error <= 1e-5);
     let mut worst: f64 = 0.0;
@@ -85,7 +87,7 @@ fn check(name: &str) {
     println!("{name}: worst gradient {worst:.1e}");
 
     let rows = batch.scored_rows.len();
-    let mut optimizer = AdamW::new(&model, 0.9, 0.95, 1e-8, 0.1);
+    let mut optimizer = AdamW::new(&model, AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() });
     let mut losses = Vec::new();
     for step in 0..=5 {
         gradients.clear();

@@ -62,8 +62,11 @@ fn recomputing_gives_the_sampled_log_probabilities_and_a_nudge_shows() {
     assert!(before.tokens > 60, "{before:?}");
     assert_eq!((before.max_absolute, before.differing), (0.0, 0), "{before:?}");
 
-    let (name, _, values) =
-        model.tensors().find(|(name, ..)| name == "model.layers.0.mlp.down_proj.weight").map(|(n, s, v)| (n, s, v.to_vec())).unwrap();
+    let (name, _, values) = model
+        .tensors()
+        .find(|(name, ..)| name == "model.layers.0.mlp.down_proj.weight")
+        .map(|(n, s, v)| (n, s, v.to_vec()))
+        .unwrap();
     let mut nudged = values.clone();
     nudged[17] += 1e-2;
     model.set_tensor(&name, &nudged).unwrap();

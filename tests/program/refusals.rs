@@ -85,11 +85,25 @@ fn models() {
 fn tasks() {
     let folder = tempfile::tempdir().unwrap();
     let good = folder.path().join("good.jsonl");
-    succeed(&["tasks", "make", "--level", "small", "--split", "train", "--count", "4", "--seed", "9", "--out", good.to_str().unwrap(), "-q"]);
+    succeed(&[
+        "tasks",
+        "make",
+        "--level",
+        "small",
+        "--split",
+        "train",
+        "--count",
+        "4",
+        "--seed",
+        "9",
+        "--out",
+        good.to_str().unwrap(),
+        "-q",
+    ]);
     let lines: Vec<String> = std::fs::read_to_string(&good).unwrap().lines().map(str::to_owned).collect();
     assert_eq!(lines.len(), 4);
     let file = folder.path().join("tasks.jsonl");
-    let mut check = |content: String, words: &[&str]| {
+    let check = |content: String, words: &[&str]| {
         std::fs::write(&file, content).unwrap();
         refuse(&["--tasks", file.to_str().unwrap()], words);
     };

@@ -10,7 +10,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{learner, result, run, succeed, text};
 
-const SHORT: [&str; 8] = ["--set", "rft.steps=60", "--set", "rl.steps=4", "--set", "rft.candidates=120", "--set", "evaluate.tasks=6"];
+const SHORT: [&str; 8] =
+    ["--set", "rft.steps=60", "--set", "rl.steps=4", "--set", "rft.candidates=120", "--set", "evaluate.tasks=6"];
 
 fn arguments(path: &Path) -> Vec<String> {
     let mut arguments: Vec<String> = ["--recipe", "smoke", "--out"].map(String::from).to_vec();

@@ -33,7 +33,8 @@ fn equal_seeds_give_equal_weights_and_metrics_with_one_and_two_threads_and_seeds
         let endings: u64 = line["endings"].as_object().unwrap().values().filter_map(|count| count.as_u64()).sum();
         assert_eq!(endings, 24);
     }
-    for file in ["run.toml", "report.html", "episodes/demonstrations.jsonl", "episodes/rl-00006.jsonl", "episodes/after_rl.jsonl"] {
+    for file in ["run.toml", "report.html", "episodes/demonstrations.jsonl", "episodes/rl-00006.jsonl", "episodes/after_rl.jsonl"]
+    {
         assert!(out("one").join(file).is_file(), "{file}");
     }
     let checkpoints: Vec<_> = std::fs::read_dir(out("one").join("checkpoints")).unwrap().flatten().collect();
@@ -62,7 +63,8 @@ fn json_is_one_object_on_standard_output_and_people_read_standard_error() {
     assert_eq!(evaluation["samples"], 2);
     let output = succeed(&["generate", "--model", model, "--prompt", "make(nums, b): sum", "--max-tokens", "5", "--json"]);
     let generated: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-    let ids: Vec<u64> = ["prompt_ids", "ids"].iter().flat_map(|name| generated[*name].as_array().unwrap()).filter_map(|id| id.as_u64()).collect();
+    let ids: Vec<u64> =
+        ["prompt_ids", "ids"].iter().flat_map(|name| generated[*name].as_array().unwrap()).filter_map(|id| id.as_u64()).collect();
     let list = folder.path().join("ids.json");
     std::fs::write(&list, serde_json::to_string(&[&ids]).unwrap()).unwrap();
     let output = succeed(&["score", "--model", model, "--ids", list.to_str().unwrap(), "--json"]);
