@@ -184,7 +184,7 @@ fn check_all(tasks: &[Task], repeats: usize) -> Result<Vec<TaskCheck>, CliError>
         let check = grader.check(task, repeats);
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         // At most ten lines, and none for a handful of tasks.
-        if tasks.len() >= 50 && done % tasks.len().div_ceil(10) == 0 {
+        if tasks.len() >= 50 && done.is_multiple_of(tasks.len().div_ceil(10)) {
             eprintln!("{done} of {} tasks run in the sandbox", tasks.len());
         }
         check

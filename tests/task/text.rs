@@ -1,11 +1,14 @@
 //! Untrusted text can never become a control token; the chat format is ChatML's.
 
+use std::sync::LazyLock;
+
 use learner::task::builtin_tokenizer;
 use learner::text::{ChatFormat, Role, TextError, Tokenizer, Turn, train};
 use proptest::prelude::*;
 
-fn tokenizer() -> Tokenizer {
-    builtin_tokenizer().expect("the shipped tokenizer loads")
+fn tokenizer() -> &'static Tokenizer {
+    static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| builtin_tokenizer().expect("the shipped tokenizer loads"));
+    &TOKENIZER
 }
 
 /// Text that tries: pieces of markup, of code and of anything, in any order.
@@ -46,7 +49,7 @@ proptest! {
     #[test]
     fn an_observation_cannot_forge_a_turn(text in hostile_text()) {
         let tokenizer = tokenizer();
-        let chat = ChatFormat::new(&tokenizer).expect("ChatML");
+        let chat = ChatFormat::new(tokenizer).expect("ChatML");
         for ids in [chat.bridge(&text), chat.opening(&[Turn { role: Role::User, content: &text }])] {
             let start = tokenizer.token_id("<|im_start|>").expect("a control token");
             let controls: Vec<u32> = ids.iter().copied().filter(|&id| tokenizer.is_added(id)).collect();
@@ -58,7 +61,7 @@ proptest! {
 #[test]
 fn the_chat_format_is_chatml() {
     let tokenizer = tokenizer();
-    let chat = ChatFormat::new(&tokenizer).expect("ChatML");
+    let chat = ChatFormat::new(tokenizer).expect("ChatML");
     let opening =
         chat.opening(&[Turn { role: Role::System, content: "be brief" }, Turn { role: Role::User, content: "scan(rows, a)" }]);
     let expected = "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nscan(rows, a)<|im_end|>\n<|im_start|>assistant\n";

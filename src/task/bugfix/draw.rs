@@ -273,9 +273,9 @@ impl Case {
 /// Structure is held out only where a slot has three values or more: of a slot with two, one hash would swallow the whole.
 fn split_of(slot: &SlotTemplate, change: &[&str], names: &[&str]) -> Split {
     let structural = matches!(slot.kind, Kind::Comparison | Kind::Operator) && slot.values.len() >= 3;
-    if structural && hash(change) % 6 == 0 {
+    if structural && hash(change).is_multiple_of(6) {
         Split::Structure
-    } else if hash(&[change, names].concat()) % 4 == 0 {
+    } else if hash(&[change, names].concat()).is_multiple_of(4) {
         Split::Names
     } else {
         Split::Train

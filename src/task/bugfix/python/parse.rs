@@ -119,8 +119,7 @@ impl<'a> Lines<'a> {
         if let Some(condition) = header(text, "if") {
             let mut branches = vec![(expression(condition)?, self.block(depth)?)];
             let mut otherwise = Vec::new();
-            while let Some((found, text)) = self.peek().filter(|(found, _)| *found == depth) {
-                debug_assert_eq!(found, depth);
+            while let Some((_, text)) = self.peek().filter(|(found, _)| *found == depth) {
                 if let Some(condition) = header(text, "elif") {
                     self.next += 1;
                     branches.push((expression(condition)?, self.block(depth)?));
@@ -220,6 +219,8 @@ fn tokens(text: &str) -> Result<Vec<String>, String> {
     }
     Ok(tokens)
 }
+
+type Arguments = (Vec<Expression>, Vec<(String, Expression)>);
 
 struct Parser {
     tokens: Vec<String>,
@@ -411,8 +412,8 @@ impl Parser {
         }
     }
 
-    #[allow(clippy::type_complexity)]
-    fn arguments(&mut self) -> Result<(Vec<Expression>, Vec<(String, Expression)>), String> {
+    /// Positional and named arguments, up to the closing bracket.
+    fn arguments(&mut self) -> Result<Arguments, String> {
         let (mut arguments, mut keywords) = (Vec::new(), Vec::new());
         while !self.take(")") {
             if self.tokens.get(self.next + 1).map(String::as_str) == Some("=") {
