@@ -8,7 +8,7 @@ use super::attempt::{Attempt, Next, Surroundings};
 use super::tools::{Call, render_call};
 use crate::grader::Grader;
 use crate::task::apply_gold;
-use crate::types::{Ending, Episode, Key, Purpose, Slot, Task, Verdict};
+use crate::types::{Ending, Episode, Key, Purpose, Slot, Task, Verdict, Workspace};
 
 /// How the script behaves. The values are those with which a half-million-parameter policy learned the small family.
 mod habit {
@@ -44,9 +44,9 @@ pub fn demonstrate(task: &Task, surroundings: Surroundings, grader: &Grader, see
     Ok(script.attempt.finish(index, 0, ending, verdict))
 }
 
-/// Where the script may edit.
+/// Where the script may edit. Edits are written `N|text`, or `path:N|text` where the task has several files.
 struct Places {
-    path: Option<String>,
+    several_files: bool,
     slots: Vec<Slot>,
     /// The lines as found, in the form of edits: editing to one of them would change nothing.
     found: Vec<String>,
@@ -54,18 +54,19 @@ struct Places {
 
 impl Places {
     fn of(task: &Task) -> Result<Places, String> {
-        let gold = apply_gold(task).map_err(|error| error.to_string())?;
-        let changed: Vec<&String> = task.files.keys().filter(|path| gold.get(*path) != task.files.get(*path)).collect();
-        let [path] = changed[..] else {
-            return Err(format!("task {}: a script can only demonstrate a change of one file", task.id));
+        let several_files = task.files.len() > 1;
+        let numbered = |files: &Workspace| -> Vec<String> {
+            let prefix = |path: &str| if several_files { format!("{path}:") } else { String::new() };
+            let lines = |(path, text): (&String, &String)| -> Vec<String> {
+                text.lines().enumerate().map(|(index, line)| format!("{}{}|{line}", prefix(path), index + 1)).collect()
+            };
+            files.iter().flat_map(lines).collect()
         };
-        let numbered = |text: &str| -> Vec<String> {
-            text.lines().enumerate().map(|(index, line)| format!("{}|{line}", index + 1)).collect()
-        };
-        let (found, right) = (numbered(&task.files[path]), numbered(&gold[path]));
+        let found = numbered(&task.files);
         let slots = match &task.origin {
             Some(origin) if !origin.slots.is_empty() => origin.slots.clone(),
             _ => {
+                let right = numbered(&apply_gold(task).map_err(|error| error.to_string())?);
                 let different: Vec<&String> = right.iter().filter(|line| !found.contains(line)).collect();
                 match different[..] {
                     [line] if found.len() == right.len() => {
@@ -75,8 +76,17 @@ impl Places {
                 }
             }
         };
-        let path = (task.files.len() > 1).then(|| path.clone());
-        Ok(Places { path, slots, found })
+        Ok(Places { several_files, slots, found })
+    }
+
+    /// The call that makes an edit; its path is given where there are several files.
+    fn call(&self, edit: &str) -> Call {
+        let (path, edit) = match edit.split_once(':') {
+            Some((path, rest)) if self.several_files => (Some(path.to_owned()), rest),
+            _ => (None, edit),
+        };
+        let (number, text) = edit.split_once('|').unwrap_or(("0", edit));
+        Call::Edit { path, line: number.parse().unwrap_or(0), text: text.to_owned() }
     }
 
     fn right(&self) -> Option<&str> {
@@ -130,9 +140,7 @@ impl Script<'_> {
             self.act(&Call::Run)?;
         }
         self.act(&Call::View { path: None })?;
-        if places.path.is_some() {
-            self.act(&Call::View { path: places.path.clone() })?;
-        }
+        let mut viewed: Vec<Option<String>> = vec![None];
         let mut tried: Vec<String> = Vec::new();
         loop {
             let first = tried.is_empty();
@@ -145,9 +153,14 @@ impl Script<'_> {
                     None => break,
                 },
             };
-            let (number, text) = edit.split_once('|').unwrap_or(("0", ""));
-            let (line, text) = (number.parse().unwrap_or(0), text.to_owned());
-            self.act(&Call::Edit { path: places.path.clone(), line, text })?;
+            let call = places.call(&edit);
+            if let Call::Edit { path, .. } = &call
+                && !viewed.contains(path)
+            {
+                self.act(&Call::View { path: path.clone() })?;
+                viewed.push(path.clone());
+            }
+            self.act(&call)?;
             tried.push(edit);
             if !key.chance(if first { habit::RUN_AFTER_FIRST_EDIT } else { habit::RUN_AFTER_LATER_EDIT }) {
                 break;
