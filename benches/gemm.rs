@@ -52,7 +52,10 @@ fn naive(x: &[f32], w: &[f32], y: &mut [f32], inputs: usize, outputs: usize) {
 fn main() {
     let set = InstructionSet::detected();
     println!("{}, {} threads; GFLOP/s (f32, 2mnk), best of many runs", set.name(), rayon::current_num_threads());
-    println!("{:>18} {:>9} {:>9} {:>9} {:>15} {:>9} {:>12}", "rows x out x in", "forward", "dx", "dw", "matrixmultiply", "naive", "ours/peer");
+    println!(
+        "{:>18} {:>9} {:>9} {:>9} {:>15} {:>9} {:>12}",
+        "rows x out x in", "forward", "dx", "dw", "matrixmultiply", "naive", "ours/peer"
+    );
     for (rows, outputs, inputs) in SHAPES {
         let numbers = |count: usize| (0..count).map(|i| ((i * 7919 % 1009) as f32 - 504.0) / 504.0).collect::<Vec<f32>>();
         let (x, w, dy) = (numbers(rows * inputs), numbers(outputs * inputs), numbers(rows * outputs));
@@ -68,9 +71,7 @@ fn main() {
                 let (x, w, y) = (black_box(&x).as_ptr(), w.as_ptr(), y.as_mut_ptr());
                 let (m, k, n) = (rows, inputs, outputs);
                 // SAFETY: strides describe x [m, k], w^T [k, n] and y [m, n], all allocated in full.
-                unsafe {
-                    matrixmultiply::sgemm(m, k, n, 1.0, x, k as isize, 1, w, 1, k as isize, 0.0, y, n as isize, 1)
-                }
+                unsafe { matrixmultiply::sgemm(m, k, n, 1.0, x, k as isize, 1, w, 1, k as isize, 0.0, y, n as isize, 1) }
             });
         let slow = operations / fastest(|| naive(black_box(&x), &w, &mut y, inputs, outputs));
         let name = format!("{rows} x {outputs} x {inputs}");

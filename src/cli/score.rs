@@ -40,7 +40,8 @@ pub fn run(arguments: &ScoreArguments, json: bool) -> Result<(), CliError> {
     check_ids(arguments, &lists, model.config().vocabulary, model.config().max_positions)?;
     let report = score_lists(&model, &lists, arguments.temperature);
     if json {
-        let text = serde_json::to_string(&report).map_err(|error| CliError::Failed(format!("cannot write the scores: {error}")))?;
+        let text =
+            serde_json::to_string(&report).map_err(|error| CliError::Failed(format!("cannot write the scores: {error}")))?;
         println!("{text}");
     } else {
         for (ids, (log_probs, entropy)) in lists.iter().zip(report.log_probs.iter().zip(&report.entropy)) {

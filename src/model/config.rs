@@ -81,7 +81,9 @@ impl ModelConfig {
         let family = match fields.0.remove("model_type").as_ref().and_then(Value::as_str) {
             Some("qwen2") => Family::Qwen2,
             Some("qwen3") => Family::Qwen3,
-            Some(found) => return Err(format!("model_type is {found:?}, but only \"qwen2\" and \"qwen3\" (dense) are supported")),
+            Some(found) => {
+                return Err(format!("model_type is {found:?}, but only \"qwen2\" and \"qwen3\" (dense) are supported"));
+            }
             None => return Err("model_type is missing; expected \"qwen2\" or \"qwen3\"".to_string()),
         };
         fields.refuse_unsupported()?;
@@ -91,7 +93,9 @@ impl ModelConfig {
         let head_dim = match fields.optional_size("head_dim")? {
             Some(head_dim) => head_dim,
             None if hidden % query_heads == 0 => hidden / query_heads,
-            None => return Err(format!("hidden_size {hidden} is no multiple of num_attention_heads {query_heads}; give head_dim")),
+            None => {
+                return Err(format!("hidden_size {hidden} is no multiple of num_attention_heads {query_heads}; give head_dim"));
+            }
         };
         let key_value_heads = fields.optional_size("num_key_value_heads")?.unwrap_or(query_heads);
         if query_heads % key_value_heads != 0 {
@@ -206,7 +210,9 @@ impl Fields {
     }
 
     fn refuse_unsupported(&mut self) -> Result<(), String> {
-        if self.flag("use_sliding_window")?.unwrap_or(false) && self.0.get("sliding_window").is_some_and(|window| !window.is_null()) {
+        if self.flag("use_sliding_window")?.unwrap_or(false)
+            && self.0.get("sliding_window").is_some_and(|window| !window.is_null())
+        {
             return Err("use_sliding_window is true, but only full attention is supported".to_string());
         }
         if let Some(Value::Array(kinds)) = self.0.get("layer_types")

@@ -10,24 +10,20 @@ use crate::device::{Device, Rotation, Span};
 
 /// What the backward needs of one layer. `T` tokens, `h` hidden, `p` projected width, `a` query width, `m` intermediate.
 pub(super) struct LayerActivations<D: Device> {
-    pub input: D::Buffer,              // [T, h] residual stream before the layer
-    pub projected: Option<D::Buffer>,  // [T, p] before the query/key norms, where there are such
-    pub rotated: D::Buffer,            // [T, p]
-    pub attended: D::Buffer,           // [T, a]
-    pub log_sum_exp: D::Buffer,        // [T, query heads]
-    pub middle: D::Buffer,             // [T, h] residual stream between attention and MLP
-    pub gate_up: D::Buffer,            // [T, 2 m]
+    pub input: D::Buffer,             // [T, h] residual stream before the layer
+    pub projected: Option<D::Buffer>, // [T, p] before the query/key norms, where there are such
+    pub rotated: D::Buffer,           // [T, p]
+    pub attended: D::Buffer,          // [T, a]
+    pub log_sum_exp: D::Buffer,       // [T, query heads]
+    pub middle: D::Buffer,            // [T, h] residual stream between attention and MLP
+    pub gate_up: D::Buffer,           // [T, 2 m]
 }
 
 /// Floats per token that [`LayerActivations`] keeps in one layer.
 pub(super) fn floats_per_token_and_layer(config: &ModelConfig) -> usize {
     let heads = config.heads();
     let projections = if config.query_key_norms() { 2 } else { 1 };
-    2 * config.hidden
-        + projections * heads.projected_width()
-        + heads.query_width()
-        + heads.query_heads
-        + 2 * config.intermediate
+    2 * config.hidden + projections * heads.projected_width() + heads.query_width() + heads.query_heads + 2 * config.intermediate
 }
 
 /// Floats per token of the memory shared by all layers, forward and backward.
@@ -287,12 +283,7 @@ impl<D: Device> Model<D> {
         device.linear(&shared.activated, parameters[names.down].linear(), &mut shared.stream, rows, true);
     }
 
-    pub(super) fn rotation<'a>(
-        &'a self,
-        names: &LayerIndices,
-        table: &'a D::Buffer,
-        positions: &'a [usize],
-    ) -> Rotation<'a, D> {
+    pub(super) fn rotation<'a>(&'a self, names: &LayerIndices, table: &'a D::Buffer, positions: &'a [usize]) -> Rotation<'a, D> {
         let values = |index: usize| &self.parameters[index].values;
         Rotation {
             heads: self.config.heads(),

@@ -116,7 +116,8 @@ fn push_layer(entries: &mut Vec<Entry>, config: &ModelConfig, layer: usize) -> L
     let (queries, key_values) = (heads.query_width(), heads.key_value_width());
     let name = |suffix: &str| format!("model.layers.{layer}.{suffix}");
     let projections = |suffix: &str| {
-        [("q", queries), ("k", key_values), ("v", key_values)].map(|(part, rows)| (name(&format!("self_attn.{part}_proj.{suffix}")), rows))
+        [("q", queries), ("k", key_values), ("v", key_values)]
+            .map(|(part, rows)| (name(&format!("self_attn.{part}_proj.{suffix}")), rows))
     };
     let vector = |entries: &mut Vec<Entry>, suffix: &str, length| push_vector(entries, Kind::Norm, &[(name(suffix), length)]);
     LayerIndices {

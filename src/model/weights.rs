@@ -22,14 +22,16 @@ const INDEX_FILE: &str = "model.safetensors.index.json";
 /// has no place for: one line naming file and tensor.
 pub fn read(directory: &Path, layout: &Layout, mut accept: impl FnMut(usize, &Part, Vec<f32>)) -> Result<(), ModelError> {
     let shards = shards(directory)?;
-    let mut remaining: BTreeMap<&str, (usize, &Part)> = layout.parts().map(|(index, part)| (part.name.as_str(), (index, part))).collect();
+    let mut remaining: BTreeMap<&str, (usize, &Part)> =
+        layout.parts().map(|(index, part)| (part.name.as_str(), (index, part))).collect();
     for path in &shards {
         let file = File::open(path).map_err(|source| ModelError::io(path, source))?;
         // SAFETY: the map is read-only and private to this loop; a file that another process shrinks meanwhile would fault,
         // which is the documented condition of loading weights that nobody writes to.
         let map = unsafe { Mmap::map(&file) }.map_err(|source| ModelError::io(path, source))?;
-        let tensors = SafeTensors::deserialize(&map)
-            .map_err(|error| ModelError::weights(path, format!("not a complete safetensors file ({error}); download it again")))?;
+        let tensors = SafeTensors::deserialize(&map).map_err(|error| {
+            ModelError::weights(path, format!("not a complete safetensors file ({error}); download it again"))
+        })?;
         let mut names = tensors.names();
         names.sort_unstable();
         for name in names {
@@ -108,10 +110,8 @@ pub fn write(directory: &Path, layout: &Layout, mut values: impl FnMut(usize, &P
     let mut offset = 0;
     for (_, part) in layout.parts() {
         let end = offset + part.length() * size_of::<f32>();
-        header.insert(
-            part.name.clone(),
-            serde_json::json!({ "dtype": "F32", "shape": part.shape, "data_offsets": [offset, end] }),
-        );
+        header
+            .insert(part.name.clone(), serde_json::json!({ "dtype": "F32", "shape": part.shape, "data_offsets": [offset, end] }));
         offset = end;
     }
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();

@@ -20,7 +20,12 @@ enum Chunking {
 
 /// Log-probabilities of every token but the first by growing all sequences together. To read off the log-probability of a
 /// GIVEN next token, `sample` is asked with uniforms that walk the distribution until it returns that token.
-fn log_probs_by_extension(model: &Model<CpuDevice>, sequences: &[Vec<u32>], chunking: Chunking, temperature: f32) -> Vec<Vec<f32>> {
+fn log_probs_by_extension(
+    model: &Model<CpuDevice>,
+    sequences: &[Vec<u32>],
+    chunking: Chunking,
+    temperature: f32,
+) -> Vec<Vec<f32>> {
     let mut key = Key::new(Purpose::Evaluation, &[5]);
     let mut caches: Vec<KeyValueCache<CpuDevice>> = sequences.iter().map(|_| model.new_cache()).collect();
     let mut found: Vec<Vec<(usize, f32)>> = vec![Vec::new(); sequences.len()];
@@ -129,9 +134,8 @@ fn scoring_equals_extending_across_segments_of_keys() {
 fn segments_change_only_rounding() {
     let ids = tokens(90, 53, 3);
     let batch = Batch::pack(&[&ids], |_, _| true);
-    let scores = [16, 48, 8192].map(|segment| {
-        noisy_model(CpuDevice::with_attention_segment(segment), qwen3(true), 1).score(&batch, 1.0).log_probs
-    });
+    let scores = [16, 48, 8192]
+        .map(|segment| noisy_model(CpuDevice::with_attention_segment(segment), qwen3(true), 1).score(&batch, 1.0).log_probs);
     for other in &scores[..2] {
         for (a, b) in other.iter().zip(&scores[2]) {
             assert!((a - b).abs() < 2e-5, "{a} against {b}");
@@ -146,10 +150,8 @@ fn a_cloned_cache_continues_like_the_original() {
     let mut cache = model.new_cache();
     model.extend(&mut [Extension { cache: &mut cache, tokens: &prompt }]);
     let mut clone = cache.clone();
-    let hidden = model.extend(&mut [
-        Extension { cache: &mut cache, tokens: &next },
-        Extension { cache: &mut clone, tokens: &next },
-    ]);
+    let hidden =
+        model.extend(&mut [Extension { cache: &mut cache, tokens: &next }, Extension { cache: &mut clone, tokens: &next }]);
     let drawn = model.sample(&hidden, 1.0, &[0.3, 0.3], 53);
     assert_eq!(drawn[0], drawn[1]);
     assert_eq!((cache.length(), clone.length()), (27, 27));
@@ -171,5 +173,21 @@ fn greedy_takes_the_likeliest_and_excluded_ids_are_never_drawn() {
         let sequence = [ids.clone(), vec![limited]].concat();
         let scored = model.score(&Batch::pack(&[&sequence], |_, token| token == 9), 1.0).log_probs;
         assert_eq!(scored[0].to_bits(), limited_log_prob.to_bits(), "an excluded id still counts in the log-probability");
+    }
+}
+
+#[test]
+fn prompts_longer_than_a_pass_are_cut_without_changing_a_bit() {
+    let model = noisy_model(CpuDevice::new(), ModelConfig { max_positions: 4096, ..qwen3(true) }, 6);
+    let prompts = [tokens(700, 53, 1), tokens(1500, 53, 2), tokens(3, 53, 3)];
+    let mut caches: Vec<_> = prompts.iter().map(|_| model.new_cache()).collect();
+    let mut extensions: Vec<_> = caches.iter_mut().zip(&prompts).map(|(cache, tokens)| Extension { cache, tokens }).collect();
+    let hidden = model.extend(&mut extensions);
+    let drawn = model.sample(&hidden, 1.0, &[0.2, 0.5, 0.8], 53);
+    assert_eq!(caches.iter().map(KeyValueCache::length).collect::<Vec<_>>(), [700, 1500, 3]);
+    for (prompt, (id, log_prob)) in prompts.iter().zip(drawn) {
+        let sequence = [prompt.clone(), vec![id]].concat();
+        let scored = model.score(&Batch::pack(&[&sequence], |_, token| token == prompt.len()), 1.0).log_probs;
+        assert_eq!(scored[0].to_bits(), log_prob.to_bits(), "prompt of {} tokens", prompt.len());
     }
 }

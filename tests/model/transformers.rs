@@ -71,8 +71,10 @@ fn check(name: &str) {
         log_probs: log_probs.to_vec(),
         entropies: Some(entropies.to_vec()),
     });
-    let (log_prob_error, entropy_error) =
-        (largest_error(&scores.log_probs, &fixture.floats("log_probs")), largest_error(&scores.entropies, &fixture.floats("entropy")));
+    let (log_prob_error, entropy_error) = (
+        largest_error(&scores.log_probs, &fixture.floats("log_probs")),
+        largest_error(&scores.entropies, &fixture.floats("entropy")),
+    );
     println!("{name}: log-probabilities {log_prob_error:.1e}, entropies {entropy_error:.1e}");
     assert!(log_prob_error <= 1e-5 && entropy_error <= 1e-5);
     let mut worst: f64 = 0.0;

@@ -75,6 +75,7 @@ struct Piece {
     count: usize,
 }
 
+#[allow(clippy::too_many_arguments)]
 pub fn forward(
     set: InstructionSet,
     segment: usize,
@@ -319,7 +320,9 @@ fn backward_head(
         let (doutputs, scratch) = scratch.split_at_mut(most_rows * padded); // [rows, padded]
         let (dqueries, scratch) = scratch.split_at_mut(most_rows * padded); // [rows, padded]
         let (scores, dscores) = scratch.split_at_mut(most_rows * keys_padded); // [rows, keys_padded] each
-        for buffer in [&mut *key_panels, &mut *value_panels, &mut *key_rows, &mut *dkeys, &mut *dvalues, &mut *queries, &mut *doutputs] {
+        for buffer in
+            [&mut *key_panels, &mut *value_panels, &mut *key_rows, &mut *dkeys, &mut *dvalues, &mut *queries, &mut *doutputs]
+        {
             buffer.fill(0.0);
         }
         for key in 0..keys {

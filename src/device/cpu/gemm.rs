@@ -93,7 +93,10 @@ pub fn input_gradient(
     (rows, outputs, inputs): (usize, usize, usize),
     mode: Mode,
 ) {
-    assert!(weights.len() >= outputs * inputs && dy.len() >= rows * outputs && dx.len() >= rows * inputs, "a buffer is too short");
+    assert!(
+        weights.len() >= outputs * inputs && dy.len() >= rows * outputs && dx.len() >= rows * inputs,
+        "a buffer is too short"
+    );
     let panels = inputs.div_ceil(PANEL);
     let group = (ROWS_BUDGET * 2 / (outputs * PANEL).max(1)).clamp(1, 8).min(panels.div_ceil(4).max(1));
     let row_block = (ROWS_BUDGET / outputs.max(1)).clamp(24, 192) / 6 * 6;

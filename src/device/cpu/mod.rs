@@ -14,9 +14,7 @@ pub mod simd;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::ops::{
-    AdamWStep, Cotangents, Device, Heads, LinearWeights, Rotation, RotationGradients, Scores, Span,
-};
+use super::ops::{AdamWStep, Cotangents, Device, Heads, LinearWeights, Rotation, RotationGradients, Scores, Span};
 pub use attention::KeyValues;
 use gemm::PackedWeights;
 use kernel::{Mode, PANEL};
@@ -131,15 +129,7 @@ impl Device for CpuDevice {
     fn linear_input_gradient(&self, dy: &Vec<f32>, weights: LinearWeights<'_, Self>, dx: &mut Vec<f32>, rows: usize) {
         gemm::input_gradient(self.set, dy, weights.values, dx, (rows, weights.outputs, weights.inputs), Mode::Store);
     }
-    fn linear_weight_gradient(
-        &self,
-        dy: &Vec<f32>,
-        x: &Vec<f32>,
-        dw: &mut Vec<f32>,
-        rows: usize,
-        outputs: usize,
-        inputs: usize,
-    ) {
+    fn linear_weight_gradient(&self, dy: &Vec<f32>, x: &Vec<f32>, dw: &mut Vec<f32>, rows: usize, outputs: usize, inputs: usize) {
         gemm::weight_gradient(self.set, dy, x, dw, (rows, outputs, inputs));
     }
 
@@ -250,14 +240,7 @@ impl Device for CpuDevice {
     fn sum_of_squares(&self, buffer: &Vec<f32>) -> f64 {
         optimizer::sum_of_squares(buffer)
     }
-    fn adamw(
-        &self,
-        weights: &mut Vec<f32>,
-        gradient: &Vec<f32>,
-        first: &mut Vec<f32>,
-        second: &mut Vec<f32>,
-        step: AdamWStep,
-    ) {
+    fn adamw(&self, weights: &mut Vec<f32>, gradient: &Vec<f32>, first: &mut Vec<f32>, second: &mut Vec<f32>, step: AdamWStep) {
         optimizer::adamw(weights, gradient, first, second, step);
     }
 }
