@@ -48,24 +48,36 @@ impl<D: Device> Model<D> {
         KeyValueCache { layers, length: 0 }
     }
 
-    /// Runs all new tokens of all sequences in one ragged pass and appends to their caches. The result holds, for each
-    /// extension, the state after its LAST token, ready for [`Model::sample`].
+    /// Runs all new tokens of all sequences, packed together without padding, and appends to their caches. The result holds,
+    /// for each extension, the state after its LAST token, ready for [`Model::sample`].
     ///
+    /// Many tokens are run in passes of bounded size, cut anywhere: how they are cut does not change a bit, and memory stays small.
     /// Panics if an extension has no tokens, or an id is not below the vocabulary.
     pub fn extend(&self, extensions: &mut [Extension<'_, D>]) -> Hidden<D> {
         assert!(extensions.iter().all(|extension| !extension.tokens.is_empty()), "an extension without tokens");
-        let pass = Pass::pack(extensions.iter().map(|extension| (extension.cache.length, extension.tokens)));
-        let last_rows: Vec<usize> = pass.spans.iter().map(|span| span.start + span.length - 1).collect();
-        let mut caches: Vec<&mut KeyValueCache<D>> = extensions.iter_mut().map(|extension| &mut *extension.cache).collect();
+        let (rows, hidden) = (extensions.len(), self.config.hidden);
+        let mut buffer = self.device.zeros(rows * hidden);
         let mut workspace = self.workspace();
-        self.forward(&mut workspace, &pass, Caches::Kept(&mut caches), false, last_rows.len());
-        for (cache, span) in caches.iter_mut().zip(&pass.spans) {
-            cache.length += span.length;
+        let (mut first, mut done) = (0, 0); // the first unfinished extension, and how many of its tokens have been run
+        while first < rows {
+            let pieces = next_pieces(&extensions[first..], done);
+            let part = &mut extensions[first..first + pieces.len()];
+            let new_tokens =
+                part.iter().zip(&pieces).map(|(extension, piece)| (extension.cache.length, &extension.tokens[piece.clone()]));
+            let pass = Pass::pack(new_tokens);
+            let finished = part.iter().zip(&pieces).filter(|(extension, piece)| piece.end == extension.tokens.len()).count();
+            let mut caches: Vec<&mut KeyValueCache<D>> = part.iter_mut().map(|extension| &mut *extension.cache).collect();
+            self.forward(&mut workspace, &pass, Caches::Kept(&mut caches), false, finished);
+            for (cache, span) in caches.iter_mut().zip(&pass.spans) {
+                cache.length += span.length;
+            }
+            let last_rows: Vec<usize> = pass.spans[..finished].iter().map(|span| span.start + span.length - 1).collect();
+            self.final_norm(&mut workspace, &last_rows);
+            let places: Vec<usize> = (first..first + finished).collect();
+            self.device.scatter_rows(&workspace.scored.normed, &places, hidden, &mut buffer);
+            done = pieces.get(finished).map_or(0, |piece| piece.end);
+            first += finished;
         }
-        self.final_norm(&mut workspace, &last_rows);
-        let rows = last_rows.len();
-        let mut buffer = self.device.zeros(rows * self.config.hidden);
-        self.device.copy(&workspace.scored.normed, &mut buffer, rows * self.config.hidden);
         Hidden { buffer, rows }
     }
 
@@ -78,4 +90,25 @@ impl<D: Device> Model<D> {
         let head = self.parameters[self.layout.head].linear();
         self.device.head_sample(&hidden.buffer, head, temperature, uniforms, sampleable)
     }
+}
+
+/// Tokens of the largest pass of [`Model::extend`].
+const TOKENS_PER_PASS: usize = 1024;
+
+/// The token ranges that fit into one pass: of the first extension from `done` on, then of those after it. Only the last range may
+/// end before its extension does.
+fn next_pieces<D: Device>(extensions: &[Extension<'_, D>], done: usize) -> Vec<std::ops::Range<usize>> {
+    let mut room = TOKENS_PER_PASS;
+    let mut start = done;
+    let mut pieces = Vec::new();
+    for extension in extensions {
+        if room == 0 {
+            break;
+        }
+        let end = extension.tokens.len().min(start + room);
+        pieces.push(start..end);
+        room -= end - start;
+        start = 0;
+    }
+    pieces
 }

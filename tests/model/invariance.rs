@@ -175,3 +175,19 @@ fn greedy_takes_the_likeliest_and_excluded_ids_are_never_drawn() {
         assert_eq!(scored[0].to_bits(), limited_log_prob.to_bits(), "an excluded id still counts in the log-probability");
     }
 }
+
+#[test]
+fn prompts_longer_than_a_pass_are_cut_without_changing_a_bit() {
+    let model = noisy_model(CpuDevice::new(), ModelConfig { max_positions: 4096, ..qwen3(true) }, 6);
+    let prompts = [tokens(700, 53, 1), tokens(1500, 53, 2), tokens(3, 53, 3)];
+    let mut caches: Vec<_> = prompts.iter().map(|_| model.new_cache()).collect();
+    let mut extensions: Vec<_> = caches.iter_mut().zip(&prompts).map(|(cache, tokens)| Extension { cache, tokens }).collect();
+    let hidden = model.extend(&mut extensions);
+    let drawn = model.sample(&hidden, 1.0, &[0.2, 0.5, 0.8], 53);
+    assert_eq!(caches.iter().map(KeyValueCache::length).collect::<Vec<_>>(), [700, 1500, 3]);
+    for (prompt, (id, log_prob)) in prompts.iter().zip(drawn) {
+        let sequence = [prompt.clone(), vec![id]].concat();
+        let scored = model.score(&Batch::pack(&[&sequence], |_, token| token == prompt.len()), 1.0).log_probs;
+        assert_eq!(scored[0].to_bits(), log_prob.to_bits(), "prompt of {} tokens", prompt.len());
+    }
+}

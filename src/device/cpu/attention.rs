@@ -75,6 +75,7 @@ struct Piece {
     count: usize,
 }
 
+#[allow(clippy::too_many_arguments)]
 pub fn forward(
     set: InstructionSet,
     segment: usize,

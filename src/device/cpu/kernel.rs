@@ -184,7 +184,9 @@ macro_rules! vector_kernel {
                             }
                         }
                     }
+                    // Two row pointers, three rows apart: every row is then one address of the form base + {0, 1, 2} * stride.
                     let mut a = block.a.add(row * block.a_row);
+                    let mut a_high = a.wrapping_add(3 * block.a_row);
                     let mut b = block.b.add(panel * block.b_panel);
                     for _ in 0..block.depth {
                         let mut columns = [[$zero(); VECTORS]; TILE_PANELS];
@@ -194,7 +196,8 @@ macro_rules! vector_kernel {
                             }
                         }
                         for r in 0..ROWS {
-                            let factor = $broadcast(*a.add(r * block.a_row));
+                            let factor =
+                                $broadcast(if r < 3 { *a.add(r * block.a_row) } else { *a_high.add((r - 3) * block.a_row) });
                             for p in 0..TILE_PANELS {
                                 for v in 0..VECTORS {
                                     sums[r][p][v] = $fma(factor, columns[p][v], sums[r][p][v]);
@@ -202,6 +205,7 @@ macro_rules! vector_kernel {
                             }
                         }
                         a = a.wrapping_add(block.a_step);
+                        a_high = a_high.wrapping_add(block.a_step);
                         b = b.wrapping_add(block.b_step);
                     }
                     for r in 0..ROWS {
