@@ -4,11 +4,11 @@ mod config;
 mod doctor;
 mod evaluate;
 mod generate;
-mod sandbox;
-mod score;
+pub mod sandbox;
+pub mod score;
 mod setup;
 mod signals;
-mod tasks;
+pub mod tasks;
 mod train;
 
 use std::process::ExitCode;
