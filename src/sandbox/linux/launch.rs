@@ -188,10 +188,10 @@ impl Launcher {
         environment
     }
 
-    /// Above the run's own limit, so that reaching it can be seen: the watch over the whole run decides, the kernel's
-    /// limit keeps a fork bomb from outrunning it.
+    /// Well above the run's own limit: the watch over the whole run decides and needs time to see a fork bomb pass by, the
+    /// kernel's limit keeps it from outrunning the watch.
     fn process_rlimit(&self, limits: &Limits) -> u64 {
-        limits.processes.saturating_add(8 + self.other_tasks)
+        limits.processes.saturating_mul(2).saturating_add(64 + self.other_tasks)
     }
 
     /// Starts our own program as a helper and gives it its job.
