@@ -188,10 +188,10 @@ impl Launcher {
         environment
     }
 
-    /// Well above the run's own limit: the watch over the whole run decides and needs time to see a fork bomb pass by, the
-    /// kernel's limit keeps it from outrunning the watch.
+    /// Well above the run's own limit. The watch over the whole run decides; a bomb that met the kernel's limit first could
+    /// die of its failing forks between two looks of the watch, and 512 forks take longer than that.
     fn process_rlimit(&self, limits: &Limits) -> u64 {
-        limits.processes.saturating_mul(2).saturating_add(64 + self.other_tasks)
+        limits.processes.saturating_add(512 + self.other_tasks)
     }
 
     /// Starts our own program as a helper and gives it its job.

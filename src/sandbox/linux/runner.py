@@ -16,11 +16,12 @@ Evidence goes to descriptor 3, one line `nonce index outcome` per test, and nowh
 exits, which files it writes say nothing about a test.
 """
 
+import array  # used by socket.send_fds; loaded here once for every fork, as are those below
 import ctypes
 import fcntl
 import gc
 import json
-import linecache  # loaded here once, for the tracebacks of every fork
+import linecache
 import os
 import resource
 import select
@@ -144,6 +145,7 @@ def serve(config):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     gc.collect()
+    gc.disable()
     gc.freeze()  # forks then share these objects' pages for longer
     requests.send(b"ready")
     if config["tier"] == "A":
@@ -344,6 +346,7 @@ def become_task(config, control, descriptors, request, handles):
         report_failure(control, error)
         os._exit(126)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.enable()
     finish(run_tests(request["tests"], request["nonce"]))
 
 
