@@ -170,3 +170,29 @@ fn as_an_ordinary_user() {
         crate::users::repeat_as_an_ordinary_user(&format!("tests_of_python::{test}"));
     }
 }
+
+/// `cargo test --release --test sandbox -- --ignored --nocapture speed`: runs per second, by tier and callers.
+#[test]
+#[ignore = "a measurement, for a quiet machine"]
+fn speed() {
+    let files =
+        [("code.py", "def f(x):\n    return x + 1\n"), ("t.py", "from code import f\ndef test_a():\n    assert f(1) == 2\n")];
+    for sandbox in every_kind() {
+        let first = run(&sandbox, &files, &["t.py::test_a"]);
+        let count = if first.started_warm { 400 } else { 40 };
+        for threads in [1, 2, 4] {
+            let start = std::time::Instant::now();
+            std::thread::scope(|scope| {
+                for _ in 0..threads {
+                    scope.spawn(|| {
+                        for _ in 0..count / threads {
+                            assert!(run(&sandbox, &files, &["t.py::test_a"]).passed("t.py::test_a"));
+                        }
+                    });
+                }
+            });
+            let rate = count as f64 / start.elapsed().as_secs_f64();
+            println!("tier {} warm {} callers {threads}: {rate:.0} runs/s", sandbox.tier(), first.started_warm);
+        }
+    }
+}

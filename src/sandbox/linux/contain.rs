@@ -60,7 +60,7 @@ fn contain(job: &Job, control: &OwnedFd, streams: Streams, keeper: &OwnedFd, pro
     Filter::new(job.tier).install()?;
     let mut handles = vec![keeper.as_fd()];
     handles.extend(proc.map(AsFd::as_fd));
-    wire::send(control, &Report::Started { own_proc: proc.is_some() }, &handles).step("report the start")
+    wire::send(control, &Report::Started { own_proc: proc.is_some(), cpu_seconds: 0.0 }, &handles).step("report the start")
 }
 
 /// All three user ids and all three group ids, keeping capabilities for what is still to be set up.

@@ -235,7 +235,7 @@ fn run(job: &Job, control: &OwnedFd, streams: Streams, own_proc: bool) -> Result
     sweep(job, program, &mut ended);
     let (cpu_seconds, peak_bytes) = usage::of_reaped_children();
     let status = ended.map_or(0, WaitStatus::as_raw);
-    let disk_full = job.tier == Tier::A && usage::is_full(WORK);
+    let disk_full = job.tier == Tier::A && std::fs::File::open(WORK).is_ok_and(usage::is_full);
     wire::send(control, &Report::Finished { status, cpu_seconds, peak_bytes, left_over, disk_full }, &[]).step("report")
 }
 
@@ -286,17 +286,14 @@ fn sweep(job: &Job, program: Pid, ended: &mut Option<WaitStatus>) {
 
 /// A process with the run's own user id can end all others that have it in one call, however fast they multiply.
 fn kill_all_of(id: u32) {
+    // Its end is reaped by the sweep; if it could not start, the sweep tries again.
     // SAFETY: the process has a single thread; the child changes its id, sends one signal and ends.
-    match unsafe { libc::fork() } {
-        0 => {
-            if contain::change_id(id).is_ok() {
-                // SAFETY: kill takes no pointers; without root's rights -1 means every process of the same user.
-                unsafe { libc::kill(-1, libc::SIGKILL) };
-            }
-            std::process::exit(0)
+    if unsafe { libc::fork() } == 0 {
+        if contain::change_id(id).is_ok() {
+            // SAFETY: kill takes no pointers; without root's rights -1 means every process of the same user.
+            unsafe { libc::kill(-1, libc::SIGKILL) };
         }
-        // Its end is reaped by the sweep; if it could not start, the sweep tries again.
-        _ => {}
+        std::process::exit(0)
     }
 }
 

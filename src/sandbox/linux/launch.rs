@@ -188,10 +188,10 @@ impl Launcher {
         environment
     }
 
-    /// Above the run's own limit, so that reaching it can be seen: the watch over the whole run decides, the kernel's
-    /// limit keeps a fork bomb from outrunning it.
+    /// Well above the run's own limit. The watch over the whole run decides; a bomb that met the kernel's limit first could
+    /// die of its failing forks between two looks of the watch, and 512 forks take longer than that.
     fn process_rlimit(&self, limits: &Limits) -> u64 {
-        limits.processes.saturating_add(8 + self.other_tasks)
+        limits.processes.saturating_add(512 + self.other_tasks)
     }
 
     /// Starts our own program as a helper and gives it its job.

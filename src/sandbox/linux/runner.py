@@ -3,19 +3,25 @@
 once    run the tests of the request on standard input, in this process
 serve   be the warm interpreter: fork a contained process for every request, never run a test here
 
-    server (this process, runs no task code)
-      keeper    process 1 of its own namespaces, or a child subreaper; lays files, reaps, reports
-        task    gives up every right, then imports and runs the code under test
+    tier A                                             tier B
+    server      runs no task code, reports             server
+      anchor    process 1 of the run's namespaces        keeper    child subreaper: reaps, ends, reports
+      task      runs the code under test                   task    runs the code under test
+
+A fork costs about a millisecond, mostly page faults, and each run should pay for only one. So in tier A the keeper's work
+is the server's own, and the anchor shares the server's memory and sleeps in pause(2): it holds the namespaces together, and
+when it is killed the kernel ends everything in them.
 
 Evidence goes to descriptor 3, one line `nonce index outcome` per test, and nowhere else: what the code prints, how it
 exits, which files it writes say nothing about a test.
 """
 
+import array  # used by socket.send_fds; loaded here once for every fork, as are those below
 import ctypes
 import fcntl
 import gc
 import json
-import linecache  # loaded here once, for the tracebacks of every fork
+import linecache
 import os
 import resource
 import select
@@ -27,11 +33,10 @@ import traceback
 import types
 
 EVIDENCE = 3
-NAMESPACES_AT_FORK = 0x10000000 | 0x20000000  # CLONE_NEWUSER, CLONE_NEWPID
-NAMESPACES_AFTER = 0x20000 | 0x8000000 | 0x4000000 | 0x40000000  # CLONE_NEWNS, NEWIPC, NEWUTS, NEWNET
+CLONE_VM, CLONE_NEWUSER, CLONE_NEWPID = 0x100, 0x10000000, 0x20000000
+OTHER_NAMESPACES = 0x20000 | 0x8000000 | 0x4000000 | 0x40000000  # CLONE_NEWNS, NEWIPC, NEWUTS, NEWNET
 INSIDE_ID = 1000
 NOSUID, NODEV, NOEXEC = 2, 4, 8
-SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
 SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(os.uname().machine)
 SYS_LANDLOCK_RESTRICT_SELF = 446
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
@@ -41,6 +46,7 @@ RUNNER = (lambda: None).__code__.co_filename
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
+libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 
 
 # --- running tests ---------------------------------------------------------------------------------------------------
@@ -130,87 +136,175 @@ def step(name, result):
 
 
 def serve(config):
-    """Forks a keeper for every request until the supervisor closes the socket."""
+    """Starts a run for every request until the supervisor closes the socket."""
     requests = socket.socket(fileno=os.dup(0))
     config["filter"] = Filter(bytes.fromhex(config["filter"]))
     config["null"] = os.open(os.devnull, os.O_RDONLY)
     os.dup2(config["null"], 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps keepers; each reports for itself
+    # An anchor shares our memory: no signal may run a handler in it, and none of its neighbours may look into it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     gc.collect()
+    gc.disable()
     gc.freeze()  # forks then share these objects' pages for longer
     requests.send(b"ready")
+    if config["tier"] == "A":
+        Server(config, requests).loop()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps keepers; each reports for itself
     while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, 64, 8)
-        if not message:
-            os._exit(0)
-        if config["tier"] == "A":
-            fork_into_namespaces(config, requests, descriptors, int(message))
-        elif os.fork() == 0:
-            keep(config, requests, descriptors, None)
+        _, descriptors = accept(requests)
+        if os.fork() == 0:
+            keep(config, requests, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def fork_into_namespaces(config, requests, descriptors, outside_id):
-    ready, announce = os.pipe()
-    pid = libc.syscall(SYS_CLONE, NAMESPACES_AT_FORK | signal.SIGCHLD, 0, 0, 0, 0)
-    if pid == 0:
-        os.close(announce)
-        keep(config, requests, descriptors, ready)
-    errno = ctypes.get_errno()
-    os.close(ready)
-    if pid == -1:
-        report(socket.socket(fileno=os.dup(descriptors[0])), {"set_up": {"step": "clone", "errno": errno}})
-    else:
+def accept(requests):
+    message, descriptors, _, _ = socket.recv_fds(requests, 64, 8)
+    if not message:
+        os._exit(0)
+    return int(message), descriptors
+
+
+class Run:
+    """One run of tier A, from the server's side."""
+
+    def __init__(self, control, anchor, anchor_handle, stack):
+        self.control, self.anchor, self.anchor_handle, self.stack = control, anchor, anchor_handle, stack
+        self.task = self.task_handle = self.status = self.usage = None
+
+
+class Server:
+    """Tier A: anchors and tasks as they come and go."""
+
+    def __init__(self, config, requests):
+        self.config, self.requests = config, requests
+        self.own_namespace = os.pidfd_open(os.getpid())
+        self.poll = select.poll()
+        self.poll.register(requests, select.POLLIN)
+        self.on_event = {}
+        self.stacks = []
+
+    def loop(self):
+        while True:
+            for descriptor, _ in self.poll.poll():
+                if descriptor == self.requests.fileno():
+                    self.start(*accept(self.requests))
+                elif descriptor in self.on_event:
+                    handle, run = self.on_event[descriptor]
+                    handle(run)
+
+    def expect(self, descriptor, event, handle, run):
+        self.on_event[descriptor] = handle, run
+        self.poll.register(descriptor, event)
+
+    def forget(self, descriptor):
+        del self.on_event[descriptor]
+        self.poll.unregister(descriptor)
+
+    def start(self, outside_id, descriptors):
+        control = socket.socket(fileno=descriptors[0])
+        run = None
         try:
-            for file, text in (("setgroups", "deny"), ("uid_map", None), ("gid_map", None)):
-                with open("/proc/%d/%s" % (pid, file), "w") as handle:
-                    handle.write(text or "%d %d 1" % (INSIDE_ID, outside_id))
-            os.write(announce, b"m")
+            run = self.make_anchor(outside_id, control)
+            step("setns", libc.setns(run.anchor_handle, CLONE_NEWPID))
+            run.task = os.fork()  # into the anchor's PID namespace
+            if run.task == 0:
+                self.become_task_of(run, descriptors)
+            step("setns back", libc.setns(self.own_namespace, CLONE_NEWPID))
+            run.task_handle = os.pidfd_open(run.task)
+            self.expect(run.task_handle, select.POLLIN, self.task_ended, run)
+            self.expect(control.fileno(), select.POLLRDHUP, self.end, run)
+        except BaseException as error:
+            report_failure(control, error)
+            os._exit(1)  # a server that cannot start runs is replaced
+        for descriptor in descriptors[1:]:
+            os.close(descriptor)
+
+    def make_anchor(self, outside_id, control):
+        stack = self.stacks.pop() if self.stacks else ctypes.create_string_buffer(16384)
+        top = (ctypes.addressof(stack) + len(stack)) & ~63
+        flags = CLONE_VM | CLONE_NEWUSER | CLONE_NEWPID | signal.SIGCHLD
+        anchor = libc.clone(ctypes.cast(libc.pause, ctypes.c_void_p), top, flags, None)
+        step("clone", anchor)
+        for file, text in (("setgroups", b"deny"), ("uid_map", None), ("gid_map", None)):
+            handle = os.open("/proc/%d/%s" % (anchor, file), os.O_WRONLY)
+            os.write(handle, text or b"%d %d 1" % (INSIDE_ID, outside_id))
+            os.close(handle)
+        return Run(control, anchor, os.pidfd_open(anchor), stack)
+
+    def become_task_of(self, run, descriptors):
+        try:
+            request = json.loads(receive(run.control))
+            step("setns", libc.setns(run.anchor_handle, CLONE_NEWUSER))
+            enter_namespaces(request)
+            handles = [run.anchor_handle]
+            handles += [os.open(place, os.O_RDONLY | os.O_DIRECTORY) for place in ("/proc", "/box")]
+        except BaseException as error:
+            report_failure(run.control, error)
+            os._exit(126)
+        become_task(self.config, run.control, descriptors, request, handles)
+
+    def end(self, run):
+        """The supervisor wants the end of the run, or has gone."""
+        self.forget(run.control.fileno())
+        signal.pidfd_send_signal(run.anchor_handle, signal.SIGKILL)
+
+    def task_ended(self, run):
+        if run.control.fileno() in self.on_event:
+            self.end(run)
+        self.forget(run.task_handle)
+        _, run.status, run.usage = os.wait4(run.task, 0)
+        self.expect(run.anchor_handle, select.POLLIN, self.all_ended, run)
+
+    def all_ended(self, run):
+        """Nothing of the run is left. The anchor has waited for orphans, so its usage holds theirs."""
+        self.forget(run.anchor_handle)
+        _, _, orphans = os.wait4(run.anchor, 0)
+        cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in (run.usage, orphans))
+        peak_bytes = run.usage.ru_maxrss * 1024
+        finished = {"status": run.status, "cpu_seconds": cpu_seconds, "peak_bytes": peak_bytes, "left_over": 0, "disk_full": False}
+        try:
+            report(run.control, {"finished": finished})
         except OSError:
-            pass  # the keeper reads the end of the pipe and says so
-    os.close(announce)
+            pass  # the supervisor has gone
+        run.control.close()
+        os.close(run.task_handle)
+        os.close(run.anchor_handle)
+        self.stacks.append(run.stack)
 
 
-def keep(config, requests, descriptors, ready):
-    """In the fork: sets the run up, starts it, ends it, reports. Never returns."""
+def enter_namespaces(request):
+    os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    step("unshare", libc.unshare(OTHER_NAMESPACES))
+    step("mount /proc", libc.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC, None))
+    options = b"size=%d,nr_inodes=%d,mode=0700" % (request["workspace_bytes"], request["workspace_entries"])
+    step("mount the workspace", libc.mount(b"tmpfs", b"/box", b"tmpfs", NOSUID | NODEV, options))
+    for directory in ("work", "tmp", "shm"):
+        os.mkdir("/box/" + directory)
+
+
+def keep(config, requests, descriptors):
+    """Tier B, in the fork: starts the run, ends it, reports. Never returns."""
     control = socket.socket(fileno=descriptors[0])
     try:
         requests.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         request = json.loads(receive(control))
-        if config["tier"] == "A":
-            enter_namespaces(request, ready)
-        else:
-            step("become child subreaper", libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+        step("become child subreaper", libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
         handles = [os.pidfd_open(os.getpid())]
-        if config["tier"] == "A":
-            handles.append(os.open("/proc", os.O_RDONLY | os.O_DIRECTORY))
         task = os.fork()
         if task == 0:
             become_task(config, control, descriptors, request, handles)
         for descriptor in descriptors[1:]:
             os.close(descriptor)
-        report(control, {"finished": watch(config["tier"], request["host_id"], control, task)})
+        report(control, {"finished": watch(request["host_id"], control, task)})
     except BaseException as error:
         report_failure(control, error)
     finally:
         os._exit(0)
-
-
-def enter_namespaces(request, ready):
-    if os.read(ready, 1) != b"m":
-        raise SetUpError("write the id maps", 0)
-    os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
-    os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    step("unshare", libc.unshare(NAMESPACES_AFTER))
-    step("mount /proc", libc.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC, None))
-    options = b"size=%d,nr_inodes=%d,mode=0700" % (request["workspace_bytes"], request["workspace_entries"])
-    step("mount the workspace", libc.mount(b"tmpfs", b"/box", b"tmpfs", NOSUID | NODEV, options))
-    for directory in ("work", "tmp", "shm"):
-        os.mkdir("/box/" + directory)
 
 
 def become_task(config, control, descriptors, request, handles):
@@ -241,14 +335,17 @@ def become_task(config, control, descriptors, request, handles):
         step("no_new_privs", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         if config["tier"] == "B":
             step("landlock_restrict_self", libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, others[-1], 0))
+        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that /proc/self is the task's own again
         config["filter"].install()
         control = socket.socket(fileno=others[0])
-        report(control, {"started": {"own_proc": len(handles) > 1}}, others[1 : 1 + len(handles)])
+        started = {"own_proc": len(handles) > 1, "cpu_seconds": time.process_time()}
+        report(control, {"started": started}, others[1 : 1 + len(handles)])
         control.detach()
         os.closerange(EVIDENCE + 1, 256)
     except BaseException as error:
         report_failure(control, error)
         os._exit(126)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
     finish(run_tests(request["tests"], request["nonce"]))
 
@@ -288,7 +385,7 @@ class Filter:
         step("seccomp filter", libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(self.program), 0, 0))
 
 
-def watch(tier, host_id, control, task):
+def watch(host_id, control, task):
     """Waits for the task's end or for the word to end it, ends everything, and adds up."""
     ended = {}
     poll = select.poll()
@@ -301,20 +398,16 @@ def watch(tier, host_id, control, task):
         reap(ended)
     left_over = 0
     while reap(ended):
-        left_over = left_over or count_left(tier)
-        if tier == "A":
-            os.kill(-1, signal.SIGKILL)  # for process 1: everything in its namespace
-        else:
-            kill_descendants(host_id)
+        left_over = left_over or len(descendants())
+        kill_descendants(host_id)
         time.sleep(0.0002)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    room = os.statvfs("/box") if tier == "A" else None
     return {
         "status": ended.get(task, 0),
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "peak_bytes": usage.ru_maxrss * 1024,
         "left_over": left_over,
-        "disk_full": room is not None and (room.f_bavail == 0 or room.f_favail == 0),
+        "disk_full": False,
     }
 
 
@@ -328,12 +421,6 @@ def reap(ended):
         if pid == 0:
             return True
         ended[pid] = status
-
-
-def count_left(tier):
-    if tier == "A":
-        return sum(name.isdigit() for name in os.listdir("/proc")) - 1
-    return len(descendants())
 
 
 def descendants():

@@ -7,7 +7,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::SendFlags;
+use rustix::net::Shutdown;
 use rustix::process::Signal;
 
 use super::usage::{self, Processes, Usage};
@@ -35,7 +35,9 @@ const EVIDENCE_BYTES: u64 = 1 << 20;
 const SET_UP: Duration = Duration::from_secs(20);
 /// Between asking the keeper to end the run and ending the keeper, and again before giving up.
 const GRACE: Duration = Duration::from_secs(3);
-const FIRST_SAMPLE: Duration = Duration::from_millis(15);
+/// Dense at first, when a bomb goes off, then sparse; most runs end before the first sample.
+const FIRST_SAMPLES: Duration = Duration::from_millis(8);
+const DENSE: Duration = Duration::from_millis(250);
 const SAMPLES: Duration = Duration::from_millis(20);
 /// Walking a directory costs more than reading /proc.
 const DIRECTORY_SAMPLES: Duration = Duration::from_millis(100);
@@ -54,6 +56,9 @@ struct Run<'a> {
     streams: [Stream; 3],
     keeper: Option<OwnedFd>,
     processes: Option<Processes>,
+    /// The writable tree, where the keeper does not look itself whether it is full.
+    tree: Option<OwnedFd>,
+    set_up_cpu_seconds: f64,
     launched: Instant,
     started: Option<Instant>,
     next_sample: Instant,
@@ -94,9 +99,11 @@ impl<'a> Run<'a> {
             ],
             keeper: None,
             processes: None,
+            tree: None,
+            set_up_cpu_seconds: 0.0,
             launched: now,
             started: None,
-            next_sample: now + FIRST_SAMPLE,
+            next_sample: now + FIRST_SAMPLES,
             next_directory_sample: now + DIRECTORY_SAMPLES,
             peak: Usage::default(),
             stopped: None,
@@ -170,12 +177,19 @@ impl<'a> Run<'a> {
     /// Takes a report from the keeper.
     fn hear(&mut self) {
         match wire::receive::<Report>(&self.control) {
-            Ok(Some((Report::Started { own_proc }, descriptors))) => self.begin(own_proc, descriptors),
+            Ok(Some((Report::Started { own_proc, cpu_seconds }, descriptors))) => {
+                self.set_up_cpu_seconds = cpu_seconds;
+                self.begin(own_proc, descriptors);
+            }
             Ok(Some((Report::Finished { status, cpu_seconds, peak_bytes, left_over, disk_full }, _))) => {
                 let seconds = self.started.map_or(0.0, |started| started.elapsed().as_secs_f64());
                 self.peak.tasks = self.peak.tasks.max(left_over);
-                self.disk_full |= disk_full;
-                self.end = Some(End::Finished { status, cpu_seconds, peak_bytes, seconds });
+                self.disk_full |= disk_full || self.tree.as_ref().is_some_and(usage::is_full);
+                let cpu_seconds = (cpu_seconds - self.set_up_cpu_seconds).max(0.0);
+                self.end = Some(match self.started {
+                    Some(_) => End::Finished { status, cpu_seconds, peak_bytes, seconds },
+                    None => End::Broken("the set-up ended before the program started".to_string()),
+                });
             }
             Ok(Some((Report::SetUp { step, errno }, _))) => {
                 self.end = Some(End::Broken(format!("{step}: {}", io::Error::from_raw_os_error(errno))));
@@ -194,13 +208,14 @@ impl<'a> Run<'a> {
     fn begin(&mut self, own_proc: bool, descriptors: Vec<OwnedFd>) {
         let now = Instant::now();
         self.started = Some(now);
-        self.next_sample = now + FIRST_SAMPLE;
+        self.next_sample = now + FIRST_SAMPLES;
         let mut descriptors = descriptors.into_iter();
         self.keeper = descriptors.next();
         self.processes = match (own_proc, descriptors.next()) {
             (true, Some(proc)) => Some(Processes::Namespace(proc)),
             _ => self.keeper.as_ref().and_then(|keeper| usage::pid_of(keeper).ok()).map(Processes::DescendantsOf),
         };
+        self.tree = descriptors.next();
     }
 
     fn check_time(&mut self) {
@@ -237,15 +252,13 @@ impl<'a> Run<'a> {
 
     fn check_usage(&mut self) {
         let now = Instant::now();
-        if self.started.is_none() || self.end.is_some() || now < self.next_sample {
-            return;
-        }
-        self.next_sample = now + SAMPLES;
+        let Some(started) = self.started.filter(|_| self.end.is_none() && now >= self.next_sample) else { return };
+        self.next_sample = now + if now < started + DENSE { FIRST_SAMPLES } else { SAMPLES };
         if let Some(processes) = &self.processes {
             let usage = processes.usage();
             self.peak.tasks = self.peak.tasks.max(usage.tasks);
             self.peak.bytes = self.peak.bytes.max(usage.bytes);
-            self.peak.cpu_seconds = self.peak.cpu_seconds.max(usage.cpu_seconds);
+            self.peak.cpu_seconds = self.peak.cpu_seconds.max(usage.cpu_seconds - self.set_up_cpu_seconds);
         }
         if self.peak.tasks > self.limits.processes {
             self.stop(RunVerdict::ProcessLimit);
@@ -270,8 +283,8 @@ impl<'a> Run<'a> {
     /// Asks the keeper to end the run; the first reason counts.
     fn stop(&mut self, verdict: RunVerdict) {
         if self.stopped.is_none() && self.end.is_none() {
-            // If the keeper has gone we shall hear of it.
-            let _ = rustix::net::send(&self.control, b"k", SendFlags::NOSIGNAL);
+            // Closing our direction is the word for it, as our death would be. If the keeper has gone we shall hear of it.
+            let _ = rustix::net::shutdown(&self.control, Shutdown::Write);
             self.stopped = Some((verdict, Instant::now() + GRACE));
         }
     }

@@ -167,7 +167,7 @@ pub fn kill_descendants(ancestor: Pid) {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     for pid in pids.iter().filter_map(|&pid| Pid::from_raw(pid)) {
         // Either call fails only for a process that has just gone.
-        let _ = rustix::process::prlimit(Some(pid), Resource::Nproc, none.clone());
+        let _ = rustix::process::prlimit(Some(pid), Resource::Nproc, none);
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
 }
@@ -185,8 +185,8 @@ pub fn of_reaped_children() -> (f64, u64) {
 }
 
 /// Whether a file system of a run's own has no room for another page or another file.
-pub fn is_full(place: &str) -> bool {
-    rustix::fs::statvfs(place).is_ok_and(|room| room.f_bavail == 0 || room.f_favail == 0)
+pub fn is_full(tree: impl AsFd) -> bool {
+    rustix::fs::fstatvfs(tree).is_ok_and(|room| room.f_bavail == 0 || room.f_favail == 0)
 }
 
 /// Tasks that run under this process's user id, for process limits that count them all.

@@ -62,8 +62,14 @@ pub enum Role {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
-    /// The program is about to start. Descriptors: the keeper's pidfd, then its /proc if `own_proc`.
-    Started { own_proc: bool },
+    /// The program is about to start. Descriptors: the keeper's pidfd, then its /proc if `own_proc`, then perhaps its
+    /// writable tree.
+    Started {
+        own_proc: bool,
+        /// What the process that now becomes the program has used for the set-up.
+        #[serde(default)]
+        cpu_seconds: f64,
+    },
     /// The program has ended and nothing of it is left.
     Finished {
         /// As from wait(2).

@@ -123,7 +123,7 @@ mod tests {
         let closed = path.join("work/closed");
         fs::create_dir_all(closed.join("inner")).unwrap();
         fs::write(closed.join("file"), "x").unwrap();
-        fs::set_permissions(&closed, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
         std::os::unix::fs::symlink("/", path.join("work/link")).unwrap();
         drop(directory);
         assert!(!path.exists());
