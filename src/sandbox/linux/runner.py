@@ -21,7 +21,6 @@ import ctypes
 import fcntl
 import gc
 import json
-import linecache
 import os
 import resource
 import select
@@ -29,8 +28,8 @@ import signal
 import socket
 import sys
 import time
-import traceback
 import types
+from importlib.machinery import ModuleSpec, PathFinder
 
 EVIDENCE = 3
 CLONE_VM, CLONE_NEWUSER, CLONE_NEWPID = 0x100, 0x10000000, 0x20000000
@@ -56,6 +55,7 @@ def run_tests(tests, nonce):
     """Runs tests in order, each file imported by its first one; returns whether all passed."""
     write = os.write
     sys.path[0] = os.getcwd()  # in place of the empty entry that -c puts there
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), BareModules)
     sys.modules["__main__"] = types.ModuleType("__main__")
     files = {}
     all_passed = True
@@ -76,9 +76,33 @@ def run_tests(tests, nonce):
     return all_passed
 
 
+class BareModules:
+    """Imports `name` from `name.py` in the working directory: what the path finder would do there, at a tenth of its price.
+    It stands just before the path finder, which still finds everything else."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        place = sys.path[0] + "/" + name + ".py"
+        if path is None and os.path.isfile(place) and not os.path.isdir(place[:-3]):
+            return ModuleSpec(name, BareModules, origin=place)
+        return None
+
+    @staticmethod
+    def create_module(spec):
+        return None
+
+    @staticmethod
+    def exec_module(module):
+        place = module.__spec__.origin
+        module.__file__ = place
+        with open(place, "rb", buffering=0) as file:
+            code = compile(file.read(), place, "exec")
+        exec(code, module.__dict__)
+
+
 def load(path):
     name = path[:-3].replace("/", ".") if path.endswith(".py") else path
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=0) as file:
         code = compile(file.read(), path, "exec")
     module = types.ModuleType(name)
     module.__file__ = os.path.abspath(path)
@@ -95,12 +119,18 @@ def completes(test):
 
 
 def explain(name, error):
+    """One line for the test, one for each of the last frames of the code under test, one for the exception. The traceback
+    module would also quote the source lines, for a millisecond a test: most of what a run costs."""
     try:
+        lines = []
         trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == RUNNER:
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if code.co_filename != RUNNER and code.co_filename[:7] != "<frozen":
+                lines.append("  %s:%d in %s" % (code.co_filename.rpartition("/")[2], trace.tb_lineno, code.co_name))
             trace = trace.tb_next
-        print("FAILED " + name, file=sys.stderr)
-        traceback.print_exception(type(error), error, trace, limit=-8)
+        reason = type(error).__name__ + ": " + str(error)[:500]
+        os.write(2, ("\n".join(["FAILED " + name, *lines[-8:], "  " + reason, ""])).encode("utf-8", "replace"))
     except BaseException:
         pass  # an exception that cannot be shown has failed all the same
 
@@ -144,6 +174,7 @@ def serve(config):
     # An anchor shares our memory: no signal may run a handler in it, and none of its neighbours may look into it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    warm_up()
     gc.collect()
     gc.disable()
     gc.freeze()  # forks then share these objects' pages for longer
@@ -157,6 +188,15 @@ def serve(config):
             keep(config, requests, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def warm_up():
+    """Does once, with code of our own, what Python does at its first time only and every fork would otherwise do again:
+    the first compile() makes the types of all syntax nodes, which takes milliseconds."""
+    module = types.ModuleType("warm_up")
+    exec(compile("def test():\n    assert [0] == []\n", "warm_up.py", "exec"), module.__dict__)
+    json.loads(json.dumps({"files": {"a": "b"}, "tests": [["c", 1.5]]}))
+    (ctypes.c_uint32 * 2)(), (ctypes.c_uint32 * 6)()
 
 
 def accept(requests):
