@@ -41,7 +41,7 @@ pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<()
     setup::set_threads(run_file.run.threads)?;
     let model = setup::load_model(&run_file, &text)?;
     let sandbox = setup::start_sandbox(&run_file)?;
-    let workers = setup::workers(&run_file);
+    let workers = sandbox.parallel();
     let grader = Grader::new(sandbox, run_file.grader.clone());
     let stop = StopSignal::listen()?;
     let reporter = Reporter::new(output.verbosity(), output.json);

@@ -124,14 +124,6 @@ pub fn start_sandbox(run_file: &RunFile) -> Result<Sandbox, CliError> {
     Ok(sandbox)
 }
 
-/// Test runs at the same time, and threads that wait for them.
-pub fn workers(run_file: &RunFile) -> usize {
-    match run_file.sandbox.parallel {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
-        parallel => parallel,
-    }
-}
-
 /// Sets the number of threads of the model, once for the whole program.
 pub fn set_threads(threads: usize) -> Result<(), CliError> {
     rayon::ThreadPoolBuilder::new()

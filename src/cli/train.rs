@@ -146,7 +146,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     // TensorBoard's events are made anew from the metrics that the checkpoint counts.
     MetricsLog::open(&directory.path.join("metrics.jsonl"), learner.state.metrics_lines).map_err(CliError::failed)?;
     reporter.follow(&directory.path).map_err(CliError::failed)?;
-    let workers = setup::workers(&run_file);
+    let workers = sandbox.parallel();
     let sandbox_tier = sandbox.tier();
     let grader = Grader::new(sandbox, run_file.grader.clone());
     let context = Context {
@@ -317,7 +317,7 @@ fn header<D: Device>(
             row("memory", memory.join(", ")),
             row("tasks", format!("{} to train on ({})", tasks.train.len(), run_file.tasks.train)),
             row("held out", format!("{} tasks, {} of unseen structure", held_out.main.len(), held_out.structure.len())),
-            row("sandbox", format!("tier {}, {} at once", sandbox.tier(), setup::workers(run_file))),
+            row("sandbox", format!("tier {}, {} at once", sandbox.tier(), sandbox.parallel())),
             row(
                 "stages",
                 format!(

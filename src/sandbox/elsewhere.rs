@@ -12,6 +12,9 @@ impl Engine {
     pub fn start(_settings: &Settings) -> Result<Engine, SandboxError> {
         Err(SandboxError::Unsupported)
     }
+    pub fn parallel(&self) -> usize {
+        match *self {}
+    }
     pub fn tier(&self) -> Tier {
         match *self {}
     }

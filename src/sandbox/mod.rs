@@ -66,7 +66,7 @@ pub struct Settings {
     /// Use exactly this tier; absent: the strongest that works.
     pub tier: Option<Tier>,
     pub limits: Limits,
-    /// Runs at the same time; 0 means one per core. Waiting for a place counts against no limit.
+    /// Runs at the same time; 0 means three for two cores, since a run also waits. Waiting for a place counts against no limit.
     pub parallel: usize,
     /// Fork Python tests off one started interpreter instead of starting one for each run.
     pub warm_interpreter: bool,
@@ -123,6 +123,11 @@ impl Sandbox {
 
     pub fn tier(&self) -> Tier {
         self.engine.tier()
+    }
+
+    /// Runs at the same time.
+    pub fn parallel(&self) -> usize {
+        self.engine.parallel()
     }
 
     /// What is held by which mechanism, for the header of a run and for `doctor`: `("network", "own network namespace")`.

@@ -52,6 +52,7 @@ pub struct Engine {
     tier: Tier,
     warm: bool,
     slots: Slots,
+    parallel: usize,
     launcher: Launcher,
     python: Result<Python, SandboxError>,
 }
@@ -59,7 +60,7 @@ pub struct Engine {
 impl Engine {
     pub fn start(settings: &Settings) -> Result<Engine, SandboxError> {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let parallel = if settings.parallel == 0 { cores } else { settings.parallel }.min(MOST_PARALLEL);
+        let parallel = if settings.parallel == 0 { cores + cores / 2 } else { settings.parallel }.min(MOST_PARALLEL);
         let helper = match HELPER.get() {
             Some(path) => path.clone(),
             None => std::env::current_exe().map_err(|error| SandboxError::Broken(format!("own program file: {error}")))?,
@@ -69,6 +70,7 @@ impl Engine {
         let mut engine = Engine {
             limits: settings.limits.clone(),
             tier,
+            parallel,
             warm: settings.warm_interpreter,
             slots: Slots::new(parallel as u32),
             launcher,
@@ -80,6 +82,10 @@ impl Engine {
 
     pub fn tier(&self) -> Tier {
         self.tier
+    }
+
+    pub fn parallel(&self) -> usize {
+        self.parallel
     }
 
     pub fn python(&self) -> Result<(PathBuf, String), SandboxError> {

@@ -169,6 +169,8 @@ def serve(config):
     """Starts a run for every request until the supervisor closes the socket."""
     requests = socket.socket(fileno=os.dup(0))
     config["filter"] = Filter(bytes.fromhex(config["filter"]))
+    limits = {name[7:]: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+    config["highest"] = {name: (number, resource.getrlimit(number)[1]) for name, number in limits.items()}
     config["null"] = os.open(os.devnull, os.O_RDONLY)
     os.dup2(config["null"], 0)
     # An anchor shares our memory: no signal may run a handler in it, and none of its neighbours may look into it.
@@ -365,11 +367,10 @@ def become_task(config, control, descriptors, request, handles):
         others = [lift(fd) for fd in (control.fileno(), *handles, *descriptors[4:5])]
         for place, descriptor in enumerate(lifted):
             os.dup2(descriptor, place, inheritable=place < EVIDENCE)
-        for name, value in request["rlimits"]:
-            number = getattr(resource, "RLIMIT_" + name)
-            hard = resource.getrlimit(number)[1]
-            hard = value[1] if hard == resource.RLIM_INFINITY else min(hard, value[1])
-            resource.setrlimit(number, (min(value[0], hard), hard))
+        for name, (soft, hard) in request["rlimits"]:
+            number, highest = config["highest"][name]
+            hard = hard if highest == resource.RLIM_INFINITY else min(hard, highest)
+            resource.setrlimit(number, (min(soft, hard), hard))
         if config["tier"] == "A" or request["host_id"] is not None:
             drop_capabilities()
         step("no_new_privs", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
@@ -401,8 +402,8 @@ def lay(files):
         if parent and parent not in made:
             os.makedirs(parent, exist_ok=True)
             made.add(parent)
-        with open(name, "w", encoding="utf-8", newline="") as file:
-            file.write(contents)
+        with open(name, "wb") as file:
+            file.write(contents.encode())
 
 
 def drop_capabilities():
