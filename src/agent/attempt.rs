@@ -89,6 +89,9 @@ impl<'a> Attempt<'a> {
         }
         self.counts.runs += 1;
         self.counts.wall_limit_hit |= run.wall_limit_hit;
+        if run.total == 0 {
+            return Next::Observe("there are no visible tests".into());
+        }
         self.last_run_failed = run.failed > 0;
         if !self.last_run_failed {
             return Next::Observe("passed".into());
@@ -103,11 +106,15 @@ impl<'a> Attempt<'a> {
         Next::Observe(text)
     }
 
-    /// Appends an observation and the head of the next turn; returns the tokens appended, which the engine reads next.
-    pub fn observe(&mut self, text: &str) -> Vec<u32> {
+    /// Appends an observation and the head of the next turn; returns the tokens appended, which the engine reads next. None,
+    /// and nothing appended, when they would leave no room for a turn.
+    pub fn observe(&mut self, text: &str) -> Option<Vec<u32>> {
         let tokens = self.surroundings.format.bridge(text);
+        if self.transcript.ids.len() + tokens.len() >= self.surroundings.settings.max_tokens {
+            return None;
+        }
         self.transcript.push_environment(&tokens);
-        tokens
+        Some(tokens)
     }
 
     /// The attempt as an episode.

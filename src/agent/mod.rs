@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use attempt::Surroundings;
 pub use rollout::{Rollout, RolloutError, Work};
-pub use scripted::demonstrate;
+pub use scripted::{demonstrable, demonstrate};
 pub use tools::{Call, parse_call, render_call};
 pub use workbench::{Action, Workbench};
 
@@ -32,7 +32,7 @@ pub struct Settings {
     pub max_tokens: usize,
     /// Tokens of one turn at most.
     pub max_turn_tokens: usize,
-    /// Wall-clock backstop for one episode, counted from its first token.
+    /// Wall-clock backstop for one episode, from its opening to its end. A machine that is merely slow must not reach it.
     pub episode_seconds: f64,
     /// A turn that is no valid call ends the episode; otherwise the agent is told what was wrong and goes on.
     pub bad_call_ends: bool,
@@ -47,8 +47,8 @@ impl Default for Settings {
         Settings {
             max_turns: 10,
             max_tokens: 512,
-            max_turn_tokens: 96,
-            episode_seconds: 600.0,
+            max_turn_tokens: 64,
+            episode_seconds: 3600.0,
             bad_call_ends: true,
             test_output_characters: 0,
             system_prompt: String::new(),

@@ -33,6 +33,8 @@ pub struct Work<'a> {
 pub enum RolloutError {
     #[error(transparent)]
     Engine(#[from] EngineError),
+    #[error("the threads that run tests have ended; this is a fault of the program")]
+    WorkersGone,
     /// The caller's `stop` said so; nothing of the rollout is kept.
     #[error("stopped while episodes were running")]
     Stopped,
@@ -81,6 +83,8 @@ impl Rollout<'_> {
                 let (outcomes, job_queue) = (outcomes.clone(), &job_queue);
                 scope.spawn(move || self.serve(work, job_queue, &outcomes));
             }
+            // Only workers send from here on: if they are all gone, waiting for them ends.
+            drop(outcomes);
             let mut driver = Driver::new(self, work, jobs);
             while !driver.finished() {
                 if stop() {
@@ -94,9 +98,8 @@ impl Rollout<'_> {
                     for turn in engine.advance()? {
                         driver.take_turn(engine, turn, on_episode);
                     }
-                } else if driver.waiting > 0
-                    && let Ok(outcome) = outcome_queue.recv()
-                {
+                } else if driver.waiting > 0 {
+                    let outcome = outcome_queue.recv().map_err(|_| RolloutError::WorkersGone)?;
                     driver.receive(engine, outcome, on_episode);
                 }
             }
@@ -236,8 +239,10 @@ impl<'r, 'a: 'r> Driver<'r, 'a> {
             }
             Next::RunTests => Job::RunTests(index, running.attempt.files()),
             Next::Observe(text) => {
-                let tokens = running.attempt.observe(&text);
-                return self.request(engine, index, &tokens, on_episode);
+                return match running.attempt.observe(&text) {
+                    Some(tokens) => self.request(engine, index, &tokens, on_episode),
+                    None => self.end(engine, index, Ending::TokenLimit, not_submitted(), on_episode),
+                };
             }
         };
         self.waiting += 1;

@@ -10,6 +10,11 @@ use crate::grader::Grader;
 use crate::task::apply_gold;
 use crate::types::{Ending, Episode, Key, Purpose, Slot, Task, Verdict, Workspace};
 
+/// Whether a script can demonstrate a task: it has slots, or its gold patch changes one line.
+pub fn demonstrable(task: &Task) -> Result<(), String> {
+    Places::of(task).map(|_| ())
+}
+
 /// How the script behaves. The values are those with which a half-million-parameter policy learned the small family.
 mod habit {
     pub const RUN_BEFORE_LOOKING: f64 = 0.10;
@@ -192,10 +197,7 @@ impl Script<'_> {
             next => next,
         };
         match next {
-            Next::Observe(text) => {
-                self.attempt.observe(&text);
-                Ok(())
-            }
+            Next::Observe(text) => self.attempt.observe(&text).map(|_| ()).ok_or(Ending::TokenLimit),
             Next::Grade | Next::RunTests => Ok(()),
             Next::End(ending) => Err(ending),
         }

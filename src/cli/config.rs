@@ -1,7 +1,7 @@
 //! `learner config show`: the run file that a command line stands for, every key written out.
 
 use super::train::SettingArguments;
-use super::{CliError, OutputArguments, print_json};
+use super::{CliError, OutputArguments, print_json, print_text};
 
 #[derive(clap::Args)]
 pub struct ConfigArguments {
@@ -21,6 +21,5 @@ pub fn run(arguments: &ConfigArguments, output: &OutputArguments) -> Result<(), 
     if output.json {
         return print_json(&run_file);
     }
-    print!("{}", run_file.to_toml().map_err(CliError::Failed)?);
-    Ok(())
+    print_text(&run_file.to_toml().map_err(CliError::Failed)?)
 }

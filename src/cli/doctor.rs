@@ -46,15 +46,20 @@ pub fn run(output: &OutputArguments) -> Result<(), CliError> {
     } else {
         show(&findings, output);
     }
-    if ready { Ok(()) } else { Err(CliError::Failed("no sandbox tier works here: programs cannot be run safely".into())) }
+    if ready { Ok(()) } else { Err(CliError::Failed("no sandbox tier can run Python tests here".into())) }
 }
 
 fn probe(tier: Tier) -> TierFinding {
     let settings = sandbox::Settings { tier: Some(tier), minimum_tier: tier, ..sandbox::Settings::default() };
     match Sandbox::start(&settings) {
         Ok(sandbox) => {
-            let details = sandbox.guarantees().iter().map(|(name, how)| format!("{name}: {how}")).collect();
-            TierFinding { tier: tier.to_string(), works: true, details }
+            let mut details: Vec<String> = sandbox.guarantees().iter().map(|(name, how)| format!("{name}: {how}")).collect();
+            let python = sandbox.python();
+            details.push(match &python {
+                Ok((path, version)) => format!("tests: Python {version}, {}", path.display()),
+                Err(error) => error.to_string(),
+            });
+            TierFinding { tier: tier.to_string(), works: python.is_ok(), details }
         }
         Err(error) => TierFinding { tier: tier.to_string(), works: false, details: vec![error.to_string()] },
     }

@@ -10,6 +10,7 @@ use crate::engine::BuiltinEngine;
 use crate::evaluate::{HeldOut, Stream, evaluate};
 use crate::grader::Grader;
 use crate::report::Reporter;
+use crate::stage::stream::EVALUATE_COMMAND;
 use crate::types::{Episode, Progress};
 
 #[derive(clap::Args)]
@@ -40,6 +41,7 @@ pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<()
     let text = Text::load(run_file.model.directory.as_deref())?;
     setup::set_threads(run_file.run.threads)?;
     let model = setup::load_model(&run_file, &text)?;
+    setup::check_length(&model, run_file.agent.max_tokens, "agent.max_tokens")?;
     let sandbox = setup::start_sandbox(&run_file)?;
     let workers = sandbox.parallel();
     let grader = Grader::new(sandbox, run_file.grader.clone());
@@ -58,11 +60,11 @@ pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<()
     let rollout = Rollout { surroundings, grader: &grader, concurrent: run_file.engine.max_sequences, workers };
     let vocabulary = text.tokenizer.vocabulary_size();
     let mut engine = BuiltinEngine::new(&model, run_file.engine.clone(), text.format()?.stop_token(), vocabulary);
-    let stream = Stream { seed: run_file.run.seed, stream: 0, version: 0 };
+    let stream = Stream { seed: run_file.run.seed, stream: EVALUATE_COMMAND, version: 0 };
     let samples = run_file.evaluate.samples;
-    let (evaluation, _) = evaluate(&rollout, &mut engine, &held_out, samples, stream, &mut on_episode, &|| stop.raised())
-        .map_err(|error| {
-            if stop.raised() { CliError::Interrupted("stopped; nothing was kept".into()) } else { CliError::failed(error) }
+    let (evaluation, _) =
+        evaluate(&rollout, &mut engine, &held_out, samples, stream, &mut on_episode, &|| stop.raised()).map_err(|error| {
+            if stop.raised() { CliError::Failed("stopped; nothing was kept".into()) } else { CliError::failed(error) }
         })?;
     phase.finish("");
     if evaluation.tasks == 0 {

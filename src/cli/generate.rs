@@ -1,12 +1,12 @@
 //! `learner generate`: text from a model, by the engine that samples rollouts.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::PathBuf;
 
 use serde::Serialize;
 
 use super::setup::{self, Text};
-use super::{CliError, OutputArguments, print_json};
+use super::{CliError, OutputArguments, print_json, print_text};
 use crate::engine::{self, BuiltinEngine, Engine, Finish, SampleKey};
 use crate::text::{Role, Turn};
 
@@ -72,6 +72,7 @@ pub fn run(arguments: &GenerateArguments, output: &OutputArguments) -> Result<()
         return Err(CliError::Refused("the prompt is empty".into()));
     }
     let model = setup::load_model_from(&arguments.model, &text)?;
+    setup::check_length(&model, prompt_ids.len() + arguments.max_tokens, "prompt and --max-tokens together")?;
     let mut engine = BuiltinEngine::new(&model, settings, format.stop_token(), text.tokenizer.vocabulary_size());
     let sequence = engine.open(SampleKey { seed: arguments.seed, stream: 0, step: 0, task: 0, sample: 0 });
     engine.request_turn(sequence, &prompt_ids, arguments.max_tokens);
@@ -94,5 +95,5 @@ pub fn run(arguments: &GenerateArguments, output: &OutputArguments) -> Result<()
     if output.json {
         return print_json(&generated);
     }
-    writeln!(std::io::stdout(), "{}", generated.text).map_err(|error| CliError::Failed(format!("standard output: {error}")))
+    print_text(&format!("{}\n", generated.text))
 }

@@ -53,7 +53,7 @@ impl CliError {
 ///
 /// Without a subcommand it trains; without arguments it trains the quick start, in minutes, on this machine's CPU.
 #[derive(Parser)]
-#[command(name = "learner", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(name = "learner", version)]
 struct CommandLine {
     #[command(subcommand)]
     command: Option<Command>,
@@ -110,6 +110,10 @@ enum Command {
 pub fn main() -> ExitCode {
     let line = CommandLine::parse();
     let output = line.output;
+    if line.command.is_some() && line.train.any_given() {
+        eprintln!("learner: settings stand behind the subcommand: learner SUBCOMMAND --recipe NAME ...");
+        return ExitCode::from(2);
+    }
     let result = match line.command {
         None => train::run(&line.train, &output),
         Some(Command::Train(arguments)) => train::run(&arguments, &output),
@@ -136,9 +140,13 @@ pub fn main() -> ExitCode {
 
 /// Prints the one object of a `--json` command.
 fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
+    print_text(&(serde_json::to_string(value).map_err(CliError::failed)? + "\n"))
+}
+
+/// Prints to standard output.
+fn print_text(text: &str) -> Result<(), CliError> {
     use std::io::Write;
-    let text = serde_json::to_string(value).map_err(CliError::failed)?;
-    match writeln!(std::io::stdout(), "{text}") {
+    match std::io::stdout().write_all(text.as_bytes()) {
         // Whoever read it has read enough.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
         result => result.map_err(|error| CliError::Failed(format!("standard output: {error}"))),

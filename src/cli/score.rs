@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::CliError;
+use super::{CliError, print_json, print_text};
 use crate::device::CpuDevice;
 use crate::model::Model;
 use crate::types::Batch;
@@ -40,18 +40,16 @@ pub fn run(arguments: &ScoreArguments, json: bool) -> Result<(), CliError> {
     check_ids(arguments, &lists, model.config().vocabulary, model.config().max_positions)?;
     let report = score_lists(&model, &lists, arguments.temperature);
     if json {
-        let text =
-            serde_json::to_string(&report).map_err(|error| CliError::Failed(format!("cannot write the scores: {error}")))?;
-        println!("{text}");
-    } else {
-        for (ids, (log_probs, entropy)) in lists.iter().zip(report.log_probs.iter().zip(&report.entropy)) {
-            println!("{:>8} {:>12} {:>10}", "id", "log_prob", "entropy");
-            for ((id, log_prob), entropy) in ids[1..].iter().zip(log_probs).zip(entropy) {
-                println!("{id:>8} {log_prob:>12.6} {entropy:>10.6}");
-            }
+        return print_json(&report);
+    }
+    let mut text = String::new();
+    for (ids, (log_probs, entropy)) in lists.iter().zip(report.log_probs.iter().zip(&report.entropy)) {
+        text.push_str(&format!("{:>8} {:>12} {:>10}\n", "id", "log_prob", "entropy"));
+        for ((id, log_prob), entropy) in ids[1..].iter().zip(log_probs).zip(entropy) {
+            text.push_str(&format!("{id:>8} {log_prob:>12.6} {entropy:>10.6}\n"));
         }
     }
-    Ok(())
+    print_text(&text)
 }
 
 fn read_ids(arguments: &ScoreArguments) -> Result<Vec<Vec<u32>>, CliError> {

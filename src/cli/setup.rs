@@ -7,6 +7,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 
 use super::CliError;
+use crate::agent::demonstrable;
 use crate::config::RunFile;
 use crate::device::CpuDevice;
 use crate::model::{Model, ModelConfig};
@@ -56,6 +57,33 @@ pub fn load_model(run_file: &RunFile, text: &Text) -> Result<Model<CpuDevice>, C
         return Err(refused(format!("vocab_size = {}: the tokenizer has {vocabulary} entries", config.vocabulary)));
     }
     Ok(Model::initialise(device, config, run_file.run.seed))
+}
+
+/// Refuses episodes longer than the model was made for.
+pub fn check_length(model: &Model<CpuDevice>, max_tokens: usize, setting: &str) -> Result<(), CliError> {
+    let most = model.config().max_positions;
+    if max_tokens > most {
+        let message = format!("{setting} = {max_tokens}: the model was made for at most {most} tokens (max_position_embeddings)");
+        return Err(CliError::Refused(message));
+    }
+    Ok(())
+}
+
+/// Refuses training tasks that the scripted demonstrations of fine-tuning cannot solve.
+pub fn check_demonstrable(run_file: &RunFile, tasks: &[Task]) -> Result<(), CliError> {
+    if run_file.rft.candidates == 0 {
+        return Ok(());
+    }
+    let reasons: Vec<String> = tasks.iter().filter_map(|task| demonstrable(task).err()).collect();
+    match reasons.first() {
+        Some(reason) => Err(CliError::Refused(format!(
+            "{}: {} of {} tasks cannot be demonstrated, the first: {reason}; leave fine-tuning out with --set rft.candidates=0",
+            run_file.tasks.train,
+            reasons.len(),
+            tasks.len()
+        ))),
+        None => Ok(()),
+    }
 }
 
 pub fn load_model_from(directory: &Path, text: &Text) -> Result<Model<CpuDevice>, CliError> {

@@ -57,7 +57,6 @@ impl SettingArguments {
             layers.add_file(file)?;
         }
         if let Some(directory) = &self.model {
-            layers.clear("model", "initialise");
             layers.set_flag("--model", "model", "directory", directory.display().to_string())?;
         }
         if let Some(tasks) = &self.tasks {
@@ -104,6 +103,13 @@ pub struct TrainArguments {
     resume: bool,
 }
 
+impl TrainArguments {
+    /// Whether anything was given on the command line.
+    pub fn any_given(&self) -> bool {
+        !self.settings.none_given() || self.out.is_some() || self.resume
+    }
+}
+
 /// The directory of a run and how it is entered.
 struct RunDirectory {
     path: PathBuf,
@@ -120,18 +126,17 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     let tasks = Tasks::load(&run_file)?;
     setup::set_threads(run_file.run.threads)?;
     let stop = StopSignal::listen()?;
+    setup::check_demonstrable(&run_file, &tasks.train)?;
     let (model, state, checkpoint) = start_or_resume(&run_file, &directory, &text)?;
+    setup::check_length(&model, run_file.agent.max_tokens, "agent.max_tokens")?;
     let sandbox = setup::start_sandbox(&run_file)?;
     let disk = disk_needed(&run_file, &model);
-    check_disk(&directory.path, disk)?;
+    let _lock = enter(&directory, &run_file, disk)?;
 
     let reporter = Reporter::new(output.verbosity(), output.json);
     let settings = run_file.stage_settings();
     let held_out = HeldOut::draw(&tasks.held_out, &run_file.evaluate, run_file.run.seed);
     header(&reporter, &run_file, &model, &tasks, &held_out, &sandbox, &directory, disk);
-    if !directory.resumes {
-        create(&directory.path, &run_file)?;
-    }
 
     let optimizer_settings = match state.point {
         Point::EvaluateBefore | Point::Rft => run_file.rft.optimizer,
@@ -239,20 +244,54 @@ fn start_or_resume(
     }
 }
 
-/// Creates the run directory, its run file last: a directory without one is no run.
-fn create(path: &Path, run_file: &RunFile) -> Result<(), CliError> {
-    std::fs::create_dir_all(path)
-        .map_err(|error| CliError::Refused(format!("{}: {error} (choose another --out)", path.display())))?;
-    let text = run_file.to_toml().map_err(CliError::Failed)?;
-    write_atomically(&path.join(RUN_FILE), text.as_bytes()).map_err(CliError::refused)
+/// Creates the run directory, its run file last (a directory without one is no run), and locks it for as long as the
+/// returned file is open: two learners in one directory would undo each other's work.
+fn enter(directory: &RunDirectory, run_file: &RunFile, disk: u64) -> Result<std::fs::File, CliError> {
+    let path = &directory.path;
+    if directory.resumes {
+        check_disk(path, disk.saturating_sub(bytes_in(&path.join("checkpoints"))))?;
+    } else {
+        check_disk(path, disk)?;
+        std::fs::create_dir_all(path)
+            .map_err(|error| CliError::Refused(format!("{}: {error} (choose another --out)", path.display())))?;
+        let text = run_file.to_toml().map_err(CliError::Failed)?;
+        write_atomically(&path.join(RUN_FILE), text.as_bytes()).map_err(CliError::refused)?;
+    }
+    let run_file_path = path.join(RUN_FILE);
+    let refused = |error: &dyn std::fmt::Display| CliError::Refused(format!("{}: {error}", run_file_path.display()));
+    let lock = std::fs::File::open(&run_file_path).map_err(|error| refused(&error))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            Err(CliError::Refused(format!("{}: another learner is at work on this run", path.display())))
+        }
+        Err(std::fs::TryLockError::Error(error)) => Err(refused(&error)),
+    }
+}
+
+/// Bytes of all files below a folder; what cannot be read counts as nothing.
+fn bytes_in(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => bytes_in(&entry.path()),
+            Ok(metadata) => metadata.len(),
+            Err(_) => 0,
+        })
+        .sum()
 }
 
 /// Bytes the run directory will take at most: kept checkpoints and one being written, and some room for logs.
 fn disk_needed<D: Device>(run_file: &RunFile, model: &Model<D>) -> u64 {
-    const LOGS: u64 = 32_000_000;
+    const METRICS: u64 = 4_000_000;
+    // A token's id, mark, log-probability and text, as JSON.
+    const TOKEN: u64 = 30;
     // Weights and two moments of Adam, f32.
     let checkpoint = model.parameter_count() as u64 * 3 * 4;
-    checkpoint * (run_file.checkpoint.keep as u64 + 1) + LOGS
+    let rollouts = run_file.rl.steps + 4 + run_file.rl.steps / run_file.evaluate.every.max(1);
+    let episodes = run_file.rft.candidates + run_file.run.episodes_kept * rollouts;
+    let episodes = episodes as u64 * run_file.agent.max_tokens as u64 * TOKEN;
+    checkpoint * (run_file.checkpoint.keep as u64 + 1) + episodes + METRICS
 }
 
 /// Refuses a disk that will not hold the run.
@@ -298,7 +337,10 @@ fn header<D: Device>(
     let config = model.config();
     let memory = model.memory_by_purpose();
     let micro_batch = run_file.step.micro_batch_tokens * memory.activations_per_token;
-    let caches = run_file.engine.max_sequences * run_file.agent.max_tokens * memory.key_values_per_token;
+    let episodes = run_file.rl.tasks_per_step * run_file.rl.group_size;
+    let evaluated = (held_out.main.len() + held_out.structure.len()) * run_file.evaluate.samples;
+    let sequences = run_file.engine.max_sequences.min(episodes.max(evaluated));
+    let caches = sequences * run_file.agent.max_tokens * memory.key_values_per_token;
     let memory = [
         ("weights", memory.weights + memory.packed),
         ("gradients", memory.gradients),
@@ -349,7 +391,10 @@ fn explain(error: RunError, directory: &Path) -> CliError {
     let resume = format!("learner --resume --out {}", directory.display());
     match error {
         RunError::Stopped { .. } => CliError::Interrupted(format!("{error}. To go on: {resume}")),
-        error => CliError::Failed(format!("{error}. What was saved before is whole; to go on: {resume}")),
+        RunError::File(_) | RunError::Checkpoint(_) => {
+            CliError::Failed(format!("{error}. What was saved before is whole; once mended, go on: {resume}"))
+        }
+        error => CliError::failed(error),
     }
 }
 
@@ -385,6 +430,9 @@ fn finish(
             "a wall-clock limit fired in {} episodes: this run may not reproduce bit for bit",
             summary.wall_limit_hits
         ));
+    }
+    if summary.episodes_lost > 0 {
+        reporter.warn(&format!("{} episodes were lost to infrastructure faults and left out", summary.episodes_lost));
     }
     reporter.note(&format!("weights sha256 {}", summary.weights_sha256));
     reporter.note(&format!("curves and episodes: {}", page.display()));

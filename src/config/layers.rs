@@ -68,13 +68,6 @@ impl Layers {
         self.add(flag, Table::from_iter([(section.to_owned(), Value::Table(inner))]))
     }
 
-    /// Removes a key, so that another may take its place.
-    pub fn clear(&mut self, section: &str, key: &str) {
-        if let Some(Value::Table(table)) = self.merged.get_mut(section) {
-            table.remove(key);
-        }
-    }
-
     pub fn finish(self) -> Result<RunFile, ConfigError> {
         let invalid = |reason: String| ConfigError::Invalid { origin: "settings".into(), reason };
         let run_file: RunFile = self.merged.try_into().map_err(|error| invalid(one_line(&error)))?;
@@ -95,6 +88,14 @@ impl Layers {
     fn add(&mut self, origin: &str, layer: Table) -> Result<(), ConfigError> {
         if let Err(error) = layer.clone().try_into::<RunFile>() {
             return Err(ConfigError::Invalid { origin: origin.into(), reason: one_line(&error) });
+        }
+        // A policy comes from a directory or is drawn at random: the later layer decides.
+        for (given, other) in [("directory", "initialise"), ("initialise", "directory")] {
+            if layer.get("model").and_then(|model| model.get(given)).is_some()
+                && let Some(Value::Table(model)) = self.merged.get_mut("model")
+            {
+                model.remove(other);
+            }
         }
         merge(&mut self.merged, layer);
         Ok(())
@@ -128,6 +129,31 @@ mod tests {
             let again: RunFile = toml::from_str(&run_file.to_toml().unwrap()).unwrap();
             assert_eq!(again, run_file, "{name}");
         }
+    }
+
+    #[test]
+    fn defaults_are_the_quick_starts() {
+        let recipe = Layers::from_recipe("quickstart").unwrap().finish().unwrap();
+        let mut defaults = RunFile { model: recipe.model.clone(), ..RunFile::default() };
+        defaults.run.name = recipe.run.name.clone();
+        assert_eq!(defaults, recipe);
+    }
+
+    #[test]
+    fn a_directory_takes_the_place_of_a_drawn_model_and_the_other_way_round() {
+        let mut layers = Layers::from_recipe("quickstart").unwrap();
+        layers.set("model.directory=somewhere").unwrap();
+        let run_file = layers.finish().unwrap();
+        assert_eq!((run_file.model.directory.is_some(), run_file.model.initialise.is_some()), (true, false));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.toml");
+        std::fs::write(&path, run_file.to_toml().unwrap()).unwrap();
+        let mut layers = Layers::from_recipe("quickstart").unwrap();
+        layers.add_file(&path).unwrap();
+        assert_eq!(layers.finish().unwrap(), run_file);
+        let mut layers = Layers::from_file(&path).unwrap();
+        layers.set("model.initialise={model_type='qwen3'}").unwrap();
+        assert!(layers.finish().unwrap().model.directory.is_none());
     }
 
     #[test]

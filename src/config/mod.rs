@@ -113,6 +113,7 @@ impl RunFile {
         self.step.check()?;
         self.evaluate.check()?;
         self.checkpoint.check()?;
+        self.sandbox.limits.check().map_err(|error| error.to_string())?;
         if self.rl.steps > 0 && self.engine.temperature == 0.0 {
             return Err(
                 "engine.temperature = 0: reinforcement learning needs attempts that differ; set it above 0 or rl.steps = 0"

@@ -28,7 +28,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { tasks: 200, samples: 8, structure_tasks: 24, every: 16, samples_between: 2 }
+        Settings { tasks: 200, samples: 8, structure_tasks: 24, every: 28, samples_between: 2 }
     }
 }
 
@@ -58,6 +58,10 @@ impl<'a> HeldOut<'a> {
     pub fn draw(pool: &'a [Task], settings: &Settings, seed: u64) -> HeldOut<'a> {
         let is_structure = |task: &&Task| task.origin.as_ref().is_some_and(|origin| origin.split == "structure");
         let (mut structure, mut main): (Vec<&Task>, Vec<&Task>) = pool.iter().partition(is_structure);
+        if main.is_empty() {
+            // A pool of nothing else is what there is to report.
+            std::mem::swap(&mut main, &mut structure);
+        }
         Key::new(Purpose::Evaluation, &[seed, 0]).shuffle(&mut main);
         Key::new(Purpose::Evaluation, &[seed, 1]).shuffle(&mut structure);
         main.truncate(settings.tasks);
@@ -110,7 +114,7 @@ pub struct Stream {
 /// Runs `samples` attempts at every held-out task and sums them up.
 ///
 /// # Errors
-/// As [`Rollout::collect`]; also when every episode of a task set was lost to infrastructure faults.
+/// As [`Rollout::collect`]. If every episode was lost to infrastructure faults, `tasks` is 0 and the scores mean nothing.
 pub fn evaluate(
     rollout: &Rollout,
     engine: &mut dyn Engine,

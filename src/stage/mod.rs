@@ -81,7 +81,7 @@ pub struct Learner<D: Device> {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// Saved and stopped as asked; `--resume` goes on from here.
-    #[error("stopped after {steps} steps; everything up to there is saved")]
+    #[error("stopped; {steps} training steps are saved, an evaluation that was cut short will be made again")]
     Stopped { steps: usize },
     #[error("{0}")]
     Failed(String),
@@ -94,11 +94,13 @@ pub enum RunError {
 }
 
 /// Random streams of token sampling: training has one, every evaluation its own.
-mod stream {
+pub mod stream {
     pub const TRAINING: u64 = 0;
     pub const EVALUATE_BEFORE_RFT: u64 = 1;
     pub const EVALUATE_AFTER_RFT: u64 = 2;
     pub const EVALUATE_AFTER_RL: u64 = 3;
+    /// `learner evaluate`.
+    pub const EVALUATE_COMMAND: u64 = 4;
     /// Plus the step.
     pub const EVALUATE_BETWEEN: u64 = 1000;
 }
@@ -193,7 +195,7 @@ impl<D: Device> Run<'_, D> {
         }
         phase.finish(&format!("{}: {}", name.replace('_', " "), describe(&evaluation)));
         self.learner.state.count_verdicts(context.grader);
-        self.learner.state.count_wall_limits(&episodes);
+        self.learner.state.count_faults(&episodes);
         self.keep_episodes(name, &episodes)?;
         self.note_evaluation(name, evaluation, started)
     }
@@ -225,26 +227,26 @@ impl<D: Device> Run<'_, D> {
         Ok(())
     }
 
-    /// Writes a checkpoint of this moment.
-    fn save(&mut self) -> Result<PathBuf, RunError> {
+    /// Writes a checkpoint of this moment, unless the newest already holds this step: what has been done since (an
+    /// evaluation, a stage without steps) is done again on resume, with the same result.
+    fn save(&mut self) -> Result<(), RunError> {
         let started = Instant::now();
-        self.learner.state.metrics_lines = self.log.commit()?;
         let step = self.learner.state.steps();
+        if self.checkpoints.latest()?.is_some_and(|(_, newest)| newest == step) {
+            return Ok(());
+        }
+        self.learner.state.metrics_lines = self.log.commit()?;
         let Learner { trainer, state } = &*self.learner;
         let path = self.checkpoints.save(step, &trainer.model, &trainer.optimizer, self.context.tokenizer_json, state)?;
         self.context.progress.detail(&format!("checkpoint {}", path.display()));
         self.learner.state.add_seconds("checkpoint", started.elapsed().as_secs_f64());
-        Ok(path)
+        Ok(())
     }
 
-    /// Called when the run was asked to stop: saves unless the newest checkpoint already holds this step.
+    /// Called when the run was asked to stop.
     fn save_and_stop(&mut self) -> Result<RunError, RunError> {
-        let steps = self.learner.state.steps();
-        let saved = self.checkpoints.latest()?.map(|(_, step)| step);
-        if saved != Some(steps) && steps > 0 {
-            self.save()?;
-        }
-        Ok(RunError::Stopped { steps })
+        self.save()?;
+        Ok(RunError::Stopped { steps: self.learner.state.steps() })
     }
 
     /// Keeps some episodes of a rollout in a form that people can read.

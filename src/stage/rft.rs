@@ -101,6 +101,11 @@ impl<D: Device> Run<'_, D> {
                 tokens_trained: usize,
                 skipped: bool,
             }
+            if metrics.skipped {
+                let message =
+                    format!("fine-tune step {}: the gradient is not a finite number, the weights were left alone", step + 1);
+                self.context.progress.warn(&message);
+            }
             self.write_metrics(&Line {
                 stage: "rft",
                 step: step + 1,
@@ -135,15 +140,7 @@ impl<D: Device> Run<'_, D> {
         let size = self.context.settings.rft.batch_sequences;
         order[place * size..kept.len().min((place + 1) * size)]
             .iter()
-            .map(|&index| {
-                let transcript = &kept[index].transcript;
-                Sample {
-                    ids: transcript.ids.clone(),
-                    trained: transcript.sampled.clone(),
-                    sampled_log_probs: transcript.log_probs.clone(),
-                    advantage: 1.0,
-                }
-            })
+            .map(|&index| Sample::of(&kept[index].transcript, 1.0))
             .collect()
     }
 
@@ -183,6 +180,7 @@ impl<D: Device> Run<'_, D> {
         self.learner.state.verdicts_executed += found.verdicts_executed;
         self.learner.state.verdicts_remembered += found.verdicts_remembered;
         self.learner.state.wall_limit_hits += found.wall_limit_hits;
+        self.learner.state.episodes_lost += found.lost;
         self.learner.state.add_seconds("demonstrations", found.seconds);
         self.write_metrics(found)?;
         let Found { kept, candidates, ran_tests, edits_mean, .. } = found;
@@ -221,6 +219,7 @@ impl<D: Device> Run<'_, D> {
             verdicts_executed: counts.executed,
             verdicts_remembered: counts.remembered,
             wall_limit_hits,
+            lost: lost as u64,
             first_failure: failure.unwrap_or_default(),
             seconds: started.elapsed().as_secs_f64(),
         };
@@ -294,6 +293,7 @@ struct Found {
     verdicts_executed: u64,
     verdicts_remembered: u64,
     wall_limit_hits: u64,
+    lost: u64,
     first_failure: String,
     seconds: f64,
 }

@@ -35,7 +35,7 @@ pub struct RlSettings {
 impl Default for RlSettings {
     fn default() -> Self {
         RlSettings {
-            steps: 64,
+            steps: 56,
             tasks_per_step: 24,
             group_size: 8,
             updates_per_rollout: 1,
@@ -175,10 +175,19 @@ impl<D: Device> Run<'_, D> {
         let metrics = self.update(&samples, rate as f32);
         let train_seconds = started.elapsed().as_secs_f64();
 
+        if metrics.skipped && metrics.tokens_trained > 0 {
+            let message = format!("step {}: the gradient is not a finite number, the weights were left alone", step + 1);
+            self.context.progress.warn(&message);
+        }
+        if metrics.statistics.not_finite > 0 {
+            let count = metrics.statistics.not_finite;
+            self.context.progress.warn(&format!("step {}: {count} log-probabilities are not finite numbers", step + 1));
+        }
+
         let counts = self.context.grader.counters();
         let state = &mut self.learner.state;
         state.count_verdicts(self.context.grader);
-        state.count_wall_limits(&episodes);
+        state.count_faults(&episodes);
         state.mismatch_max = state.mismatch_max.max(metrics.mismatch.max_absolute);
         state.add_seconds("rl_rollout", rollout_seconds);
         state.add_seconds("rl_train", train_seconds);
@@ -203,7 +212,7 @@ impl<D: Device> Run<'_, D> {
             mismatch_share: metrics.mismatch.differing_share(),
             reward_mean: pass_rate,
             pass_rate,
-            pass_any: solved as f64 / groups.len() as f64,
+            pass_any: solved as f64 / count_groups(&|_| true) as f64,
             groups_used: count_groups(&has_signal),
             groups_all_passed: count_groups(&|outcomes| !outcomes.contains(&0.0)),
             groups_none_passed: count_groups(&|outcomes| !outcomes.contains(&1.0)),
@@ -317,12 +326,7 @@ fn training_samples(groups: &[Group]) -> Vec<Sample> {
             continue;
         }
         for (episode, advantage) in group.episodes.iter().zip(leave_one_out(&outcomes)) {
-            samples.push(Sample {
-                ids: episode.transcript.ids.clone(),
-                trained: episode.transcript.sampled.clone(),
-                sampled_log_probs: episode.transcript.log_probs.clone(),
-                advantage: advantage as f32,
-            });
+            samples.push(Sample::of(&episode.transcript, advantage as f32));
         }
     }
     samples

@@ -38,6 +38,8 @@ pub struct RunState {
     pub verdicts_remembered: u64,
     /// Episodes in which a wall-clock limit fired: they may not reproduce.
     pub wall_limit_hits: u64,
+    /// Episodes lost to infrastructure faults and left out of everything.
+    pub episodes_lost: u64,
     /// Wall-clock seconds by phase. The only part that differs between equal runs.
     pub seconds: BTreeMap<String, f64>,
 }
@@ -56,6 +58,7 @@ impl RunState {
             verdicts_executed: 0,
             verdicts_remembered: 0,
             wall_limit_hits: 0,
+            episodes_lost: 0,
             seconds: BTreeMap::new(),
         }
     }
@@ -81,7 +84,9 @@ impl RunState {
         self.verdicts_remembered += counts.remembered;
     }
 
-    pub fn count_wall_limits(&mut self, episodes: &[Episode]) {
+    /// Counts episodes that may not reproduce, and those lost to infrastructure faults.
+    pub fn count_faults(&mut self, episodes: &[Episode]) {
         self.wall_limit_hits += episodes.iter().filter(|episode| episode.counts.wall_limit_hit).count() as u64;
+        self.episodes_lost += episodes.iter().filter(|episode| episode.verdict.infrastructure()).count() as u64;
     }
 }

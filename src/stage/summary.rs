@@ -29,6 +29,8 @@ pub struct Summary {
     pub verdicts_remembered: u64,
     /// Episodes in which a wall-clock limit fired: such a run may not reproduce bit for bit.
     pub wall_limit_hits: u64,
+    /// Episodes lost to infrastructure faults and left out of everything.
+    pub episodes_lost: u64,
     pub sandbox_tier: String,
     /// Wall-clock seconds by phase, all starts of the run together.
     pub seconds: BTreeMap<String, f64>,
@@ -66,6 +68,7 @@ impl<D: Device> Run<'_, D> {
             verdicts_executed: state.verdicts_executed,
             verdicts_remembered: state.verdicts_remembered,
             wall_limit_hits: state.wall_limit_hits,
+            episodes_lost: state.episodes_lost,
             sandbox_tier: self.context.sandbox_tier.to_string(),
             seconds: state.seconds.clone(),
         })

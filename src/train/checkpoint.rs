@@ -91,7 +91,8 @@ impl Checkpoints {
         Ok(self.list()?.into_iter().filter(|(path, _)| path.join(MARK).exists()).next_back())
     }
 
-    /// Writes checkpoint `step` and removes those that are no longer kept.
+    /// Writes checkpoint `step` and removes those that are no longer kept. `step` must be beyond every checkpoint there is:
+    /// a whole one is never replaced.
     ///
     /// # Errors
     /// When something cannot be written. Earlier checkpoints are then untouched.
@@ -109,6 +110,9 @@ impl Checkpoints {
             let path = path.to_path_buf();
             move |source| FileError { path, source }
         };
+        if path.join(MARK).exists() {
+            return Err(CheckpointError::Broken { path, reason: "is already a whole checkpoint".into() });
+        }
         for leftover in [&partial, &path] {
             remove_folder(leftover).map_err(file_error(leftover))?;
         }

@@ -1,5 +1,7 @@
 //! What the trainer eats: sequences with a weight on each trained token, packed end to end without padding.
 
+use super::Transcript;
+
 /// One training sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
@@ -14,6 +16,17 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// An episode as a training sample, cut after its last sampled token: what follows predicts nothing.
+    pub fn of(transcript: &Transcript, advantage: f32) -> Sample {
+        let length = transcript.sampled.iter().rposition(|&sampled| sampled).map_or(0, |last| last + 1);
+        Sample {
+            ids: transcript.ids[..length].to_vec(),
+            trained: transcript.sampled[..length].to_vec(),
+            sampled_log_probs: transcript.log_probs[..length].to_vec(),
+            advantage,
+        }
+    }
+
     pub fn trained_count(&self) -> usize {
         self.trained.iter().skip(1).filter(|&&trained| trained).count()
     }

@@ -2,6 +2,7 @@
 
 mod harness;
 mod on_policy;
+mod own_tasks;
 mod refusals;
 mod resume;
 mod smoke;

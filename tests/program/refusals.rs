@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::harness::{learner, run, succeed, text};
+use crate::harness::{learner, result, run, succeed, text};
 
 /// Runs, expects a refusal of one line holding all `words`, and that `--out` was not created.
 fn refuse(arguments: &[&str], words: &[&str]) {
@@ -21,12 +21,15 @@ fn refuse(arguments: &[&str], words: &[&str]) {
     assert!(!out.exists(), "{arguments:?} left something behind");
 }
 
+/// A run that does next to nothing.
+const SHORTEST: [&str; 5] =
+    ["rft.candidates=0", "rl.steps=0", "evaluate.tasks=1", "evaluate.samples=1", "evaluate.structure_tasks=0"];
+
 /// A model directory as the program itself writes it.
 fn model(folder: &Path) -> PathBuf {
     let run = folder.join("run");
-    let settings = ["rft.candidates=0", "rl.steps=0", "evaluate.tasks=1", "evaluate.samples=1", "evaluate.structure_tasks=0"];
     let mut arguments = vec!["--recipe", "smoke", "--out", run.to_str().unwrap()];
-    settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+    SHORTEST.iter().for_each(|setting| arguments.extend(["--set", setting]));
     succeed(&arguments);
     let checkpoints = std::fs::read_dir(run.join("checkpoints")).unwrap();
     checkpoints.flatten().map(|entry| entry.path()).next().expect("a checkpoint was written")
@@ -109,7 +112,7 @@ fn tasks() {
     };
     check(format!("{}\n{{\"id\": \n", lines[0]), &["tasks.jsonl:2"]);
     check(format!("{}\n{}\n{}\n", lines[0], lines[1], lines[0]), &["tasks.jsonl:3", "line 1"]);
-    check(lines[0].replace("\"issue\"", "\"isue\""), &["tasks.jsonl:1", "isue"]);
+    check(lines[0].replace("\"issue\"", "\"isue\""), &["tasks.jsonl:1", "issue"]);
     check(String::new(), &["tasks.jsonl"]);
     refuse(&["--tasks", "/nonexistent.jsonl"], &["/nonexistent.jsonl"]);
 }
@@ -128,7 +131,9 @@ fn directories() {
         said
     };
     assert!(said(&["--recipe", "smoke", "--out", out]).contains("--resume"));
-    assert!(said(&["--recipe", "smoke", "--out", out, "--resume", "--seed", "77"]).contains("run.seed was 0, given is 77"));
+    let mut other_seed = vec!["--recipe", "smoke", "--out", out, "--resume", "--seed", "77"];
+    SHORTEST.iter().for_each(|setting| other_seed.extend(["--set", setting]));
+    assert!(said(&other_seed).contains("run.seed was 0, given is 77"));
     assert!(said(&["--recipe", "smoke", "--out", checkpoint.to_str().unwrap()]).contains("holds no run"));
     assert!(said(&["--recipe", "smoke", "--out", "/proc/none"]).contains("/proc/none"));
     let file = folder.path().join("file");
@@ -149,27 +154,90 @@ fn machines_without_python_or_with_too_weak_a_sandbox() {
     refuse(&["--recipe", "smoke", "--set", "sandbox.tier=b", "--set", "sandbox.minimum_tier=a"], &["sandbox"]);
 }
 
-#[test]
-fn a_full_disk_is_refused_or_ends_with_a_line_and_leaves_checkpoints_whole() {
-    let folder = tempfile::tempdir().unwrap();
-    let mount = |size: &str| {
-        let point = folder.path().join(size);
-        std::fs::create_dir(&point).unwrap();
+/// A file system of its own, given back when dropped. Mounting one needs root.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(point: &Path, size: &str) -> Option<SmallDisk> {
+        std::fs::create_dir(point).unwrap();
         let status = Command::new("mount")
             .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs", point.to_str().unwrap()])
             .stderr(std::process::Stdio::null())
             .status();
-        status.is_ok_and(|status| status.success()).then_some(point)
-    };
-    let Some(small) = mount("1m") else {
-        println!("skipped: mounting a small file system needs root");
-        return;
-    };
-    let out = small.join("run");
+        let mounted = status.is_ok_and(|status| status.success());
+        if !mounted {
+            println!("skipped: mounting a small file system needs root");
+        }
+        mounted.then(|| SmallDisk(point.to_path_buf()))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_disk_too_small_is_refused_before_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), "1m") else { return };
+    let out = disk.0.join("run");
     let output = run(&["--recipe", "smoke", "--out", out.to_str().unwrap()]);
     let said = text(&output.stderr);
-    let unmounted = Command::new("umount").arg(&small).status().is_ok_and(|status| status.success());
-    assert!(unmounted, "the file system is given back");
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("free") && said.trim_end().lines().count() == 1, "{said}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn a_disk_that_fills_up_ends_the_run_with_a_line_and_the_run_goes_on_once_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(&folder.path().join("disk"), "64m") else { return };
+    let (whole, out) = (folder.path().join("whole"), disk.0.join("run"));
+    succeed(&["--recipe", "smoke", "--out", whole.to_str().unwrap()]);
+    let child = learner(&["--recipe", "smoke", "--out", out.to_str().unwrap()])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let marked = || {
+        std::fs::read_dir(out.join("checkpoints"))
+            .is_ok_and(|list| list.flatten().any(|entry| entry.path().join("DONE").exists()))
+    };
+    while !marked() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let ballast = disk.0.join("ballast");
+    let mut file = std::fs::File::create(&ballast).unwrap();
+    while std::io::Write::write_all(&mut file, &[0; 1 << 16]).is_ok() {}
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(out.to_str().unwrap()) && said.trim_end().lines().count() == 1, "{said}");
+    assert!(marked(), "the checkpoint from before is whole");
+    drop(file);
+    std::fs::remove_file(&ballast).unwrap();
+    succeed(&["--resume", "--out", out.to_str().unwrap()]);
+    assert_eq!(result(&out), result(&whole));
+}
+
+#[test]
+fn two_learners_in_one_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("run");
+    let mut first = learner(&["--recipe", "smoke", "--out", out.to_str().unwrap()])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    while !out.join("metrics.jsonl").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let output = run(&["--resume", "--out", out.to_str().unwrap()]);
+    let said = text(&output.stderr);
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("another learner"), "{said}");
 }

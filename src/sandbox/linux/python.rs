@@ -21,7 +21,7 @@ pub const FLAGS: [&str; 3] = ["-S", "-s", "-B"];
 const ASK: &str = "import sys; print(getattr(sys, '_base_executable', None) or sys.executable); print(sys.base_prefix); \
                    print('%d.%d.%d' % sys.version_info[:3]); print(int(sys.version_info >= (3, 9)))";
 
-/// Every interpreter worth trying, in order: the one that is named, or those on PATH and in the usual places.
+/// Every interpreter worth trying, in order: the one that is named, or those on PATH.
 ///
 /// # Errors
 /// Says what was found instead when the named one is not a Python 3.9 or later, or when there is none at all.
@@ -32,7 +32,7 @@ pub fn candidates(named: Option<&Path>) -> Result<Vec<Python>, SandboxError> {
             .map_err(|found| SandboxError::Python(format!("{}: {found}", path.display())));
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let directories = std::env::split_paths(&path).chain(["/usr/local/bin", "/usr/bin"].map(PathBuf::from));
+    let directories = std::env::split_paths(&path);
     let (mut seen, mut found, mut refused) = (BTreeSet::new(), Vec::new(), Vec::new());
     for place in directories.map(|directory| directory.join("python3")) {
         if !place.is_file() || !seen.insert(place.clone()) {
