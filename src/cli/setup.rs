@@ -126,6 +126,19 @@ impl Tasks {
     }
 }
 
+impl Tasks {
+    /// SHA-256 over everything a task holds, training tasks first.
+    pub fn sha256(&self) -> String {
+        let mut hash = Sha256::new();
+        for task in self.train.iter().chain(&self.held_out) {
+            // A task is plain text and numbers: writing it cannot fail.
+            hash.update(serde_json::to_vec(task).unwrap_or_default());
+            hash.update(b"\n");
+        }
+        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
 /// Reads a task file, or one of the quick start's own pools.
 pub fn read(name: &str) -> Result<Vec<Task>, CliError> {
     match name {

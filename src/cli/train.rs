@@ -121,13 +121,18 @@ const RUN_FILE: &str = "run.toml";
 pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), CliError> {
     let started = Instant::now();
     let (run_file, directory) = open_run(arguments)?;
-    let text = Text::load(run_file.model.directory.as_deref())?;
-    let format = text.format()?;
     let tasks = Tasks::load(&run_file)?;
     setup::set_threads(run_file.run.threads)?;
     let stop = StopSignal::listen()?;
     setup::check_demonstrable(&run_file, &tasks.train)?;
-    let (model, state, checkpoint) = start_or_resume(&run_file, &directory, &text)?;
+    let checkpoint = latest_checkpoint(&run_file, &directory)?;
+    // A checkpoint holds its own tokenizer: going on needs nothing else of the model it came from.
+    let text = Text::load(checkpoint.as_deref().or(run_file.model.directory.as_deref()))?;
+    let format = text.format()?;
+    let (model, state) = match &checkpoint {
+        Some(checkpoint) => resume(checkpoint, &tasks, &text)?,
+        None => (setup::load_model(&run_file, &text)?, RunState::start(tasks.sha256())),
+    };
     setup::check_length(&model, run_file.agent.max_tokens, "agent.max_tokens")?;
     let sandbox = setup::start_sandbox(&run_file)?;
     let disk = disk_needed(&run_file, &model);
@@ -148,8 +153,8 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
         reporter.note(&format!("going on from {}", checkpoint.display()));
     }
     let mut learner = Learner { trainer, state };
-    // TensorBoard's events are made anew from the metrics that the checkpoint counts.
-    MetricsLog::open(&directory.path.join("metrics.jsonl"), learner.state.metrics_lines).map_err(CliError::failed)?;
+    let log = MetricsLog::open(&directory.path.join("metrics.jsonl"), learner.state.metrics_lines).map_err(CliError::failed)?;
+    // TensorBoard's events are made anew from the metrics that are left.
     reporter.follow(&directory.path).map_err(CliError::failed)?;
     let workers = sandbox.parallel();
     let sandbox_tier = sandbox.tier();
@@ -168,7 +173,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
         progress: &reporter,
         stop: &|| stop.raised(),
     };
-    let summary = stage::run(&context, &mut learner).map_err(|error| explain(error, &directory.path))?;
+    let summary = stage::run(&context, &mut learner, log).map_err(|error| explain(error, &directory.path))?;
     finish(&summary, &directory.path, &reporter, output, started)
 }
 
@@ -226,22 +231,23 @@ fn first_difference(stored: &RunFile, given: &RunFile) -> String {
     walk("", &value(stored), &value(given)).unwrap_or_else(|| "some key differs".into())
 }
 
-/// The model, the state and, when resuming from one, the checkpoint's folder.
-fn start_or_resume(
-    run_file: &RunFile,
-    directory: &RunDirectory,
-    text: &Text,
-) -> Result<(Model<CpuDevice>, RunState, Option<PathBuf>), CliError> {
-    let checkpoints = Checkpoints::new(directory.path.join("checkpoints"), run_file.checkpoint.keep);
-    let latest = if directory.resumes { checkpoints.latest().map_err(CliError::failed)? } else { None };
-    match latest {
-        Some((path, _)) => {
-            let state: RunState = Checkpoints::load_state(&path).map_err(CliError::failed)?;
-            let model = Model::load(CpuDevice::new(), &path).map_err(CliError::failed)?;
-            Ok((model, state, Some(path)))
-        }
-        None => Ok((setup::load_model(run_file, text)?, RunState::start(), None)),
+/// The newest whole checkpoint of the run that is gone on with.
+fn latest_checkpoint(run_file: &RunFile, directory: &RunDirectory) -> Result<Option<PathBuf>, CliError> {
+    if !directory.resumes {
+        return Ok(None);
     }
+    let checkpoints = Checkpoints::new(directory.path.join("checkpoints"), run_file.checkpoint.keep);
+    Ok(checkpoints.latest().map_err(CliError::failed)?.map(|(path, _)| path))
+}
+
+/// The model and the state of a checkpoint.
+fn resume(checkpoint: &Path, tasks: &Tasks, text: &Text) -> Result<(Model<CpuDevice>, RunState), CliError> {
+    let state: RunState = Checkpoints::load_state(checkpoint).map_err(CliError::failed)?;
+    if state.tasks_sha256 != tasks.sha256() {
+        let message = format!("{}: the tasks have changed since; put them back, or start another run", checkpoint.display());
+        return Err(CliError::Refused(message));
+    }
+    Ok((setup::load_model_from(checkpoint, text)?, state))
 }
 
 /// Creates the run directory, its run file last (a directory without one is no run), and locks it for as long as the

@@ -109,10 +109,11 @@ pub mod stream {
 ///
 /// # Errors
 /// [`RunError::Stopped`] when `context.stop` said so and a checkpoint holds everything done so far; otherwise what failed.
-pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>) -> Result<Summary, RunError> {
+///
+/// `log` is the run's metrics, cut to the lines that `learner.state` counts.
+pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>, log: MetricsLog) -> Result<Summary, RunError> {
     let checkpoints = Checkpoints::new(context.directory.join("checkpoints"), context.settings.checkpoint.keep);
     checkpoints.sweep()?;
-    let log = MetricsLog::open(&context.directory.join("metrics.jsonl"), learner.state.metrics_lines)?;
     let mut run = Run { context, learner, checkpoints, log };
     match run.to_the_end() {
         Err(RunError::Rollout(RolloutError::Stopped)) => Err(run.save_and_stop()?),

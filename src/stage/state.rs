@@ -31,6 +31,8 @@ pub struct RunState {
     /// Lines of `metrics.jsonl` that belong to this state.
     pub metrics_lines: usize,
     pub evaluations: BTreeMap<String, Evaluation>,
+    /// SHA-256 of all tasks of the run: a resumed run must see the same.
+    pub tasks_sha256: String,
     /// Largest difference seen between sampled and recomputed log-probabilities.
     pub mismatch_max: f64,
     /// Verdicts that came from running tests, and verdicts remembered from an equal run before.
@@ -45,8 +47,8 @@ pub struct RunState {
 }
 
 impl RunState {
-    /// A run that has done nothing yet.
-    pub fn start() -> RunState {
+    /// A run on the tasks with this hash that has done nothing yet.
+    pub fn start(tasks_sha256: String) -> RunState {
         RunState {
             point: Point::EvaluateBefore,
             step: 0,
@@ -54,6 +56,7 @@ impl RunState {
             rl_steps: 0,
             metrics_lines: 0,
             evaluations: BTreeMap::new(),
+            tasks_sha256,
             mismatch_max: 0.0,
             verdicts_executed: 0,
             verdicts_remembered: 0,
