@@ -12,7 +12,7 @@ fn passes_output_on() {
     assert_eq!((output.status.code(), &output.stdout[..], &output.stderr[..]), (Some(0), &b"hi\n"[..], &b"ho\n"[..]));
     let output = learner(&["--", "sh", "-c", "exit 3"]);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "sandbox: the command exited with 3\n");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "learner: sandbox: the command exited with 3\n");
 }
 
 #[test]
@@ -31,5 +31,5 @@ fn prints_one_object() {
 fn refuses_limits_that_are_none() {
     let output = learner(&["--cpu-seconds", "0", "--", "true"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).starts_with("sandbox.limits.cpu_seconds: 0 is not a limit"));
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("learner: sandbox.limits.cpu_seconds: 0 is not a limit"));
 }

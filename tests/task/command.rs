@@ -70,7 +70,7 @@ fn a_bad_line_is_refused_before_anything_runs() {
     fs::write(directory.path().join("tasks.jsonl"), "\n{\"id\": \"a\"}\n").expect("writes");
     let checked = learner(&["tasks", "check", "tasks.jsonl"], directory.path());
     assert_eq!(checked.status.code(), Some(2));
-    assert_eq!(text(&checked.stderr), "tasks.jsonl:2: field \"issue\" is missing\n");
+    assert_eq!(text(&checked.stderr), "learner: tasks.jsonl:2: field \"issue\" is missing\n");
     let made = learner(&["tasks", "make", "--count", "1", "--out", "absent/tasks.jsonl"], directory.path());
     assert_eq!((made.status.code(), text(&made.stderr).lines().count()), (Some(1), 1), "{}", text(&made.stderr));
 }
