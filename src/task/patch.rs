@@ -76,15 +76,22 @@ fn sections(patch: &str) -> Result<Vec<Section>, String> {
             section.text.push_str(line);
             section.text.push_str(lines.next().unwrap_or_default());
             continue;
-        } else if let Some(header) = line.strip_prefix("@@ -") {
-            (old_left, new_left) = hunk_lengths(header).ok_or_else(|| format!("has a bad hunk header: {}", line.trim_end()))?;
+        } else if line.starts_with("@@") {
+            (old_left, new_left) =
+                hunk_lengths(line).ok_or_else(|| format!("is not a unified diff: bad hunk header {:?}", line.trim_end()))?;
         } else {
             // `diff --git`, `index`, mode lines and text between the files.
             continue;
         }
         sections.last_mut().ok_or("has a hunk before any --- line")?.text.push_str(line);
     }
-    if sections.is_empty() { Err("is empty or not a unified diff".into()) } else { Ok(sections) }
+    if sections.is_empty() {
+        return Err(if patch.trim().is_empty() { "is empty" } else { "is not a unified diff: no --- and +++ lines" }.into());
+    }
+    match sections.iter().find(|section| section.text.lines().count() == 2) {
+        Some(bare) => Err(format!("is not a unified diff: no hunk for {}", bare.path())),
+        None => Ok(sections),
+    }
 }
 
 /// The path of a header line without `a/`, `b/` and a trailing time stamp.
@@ -94,9 +101,9 @@ fn header_path(text: &str) -> Option<String> {
     if path == "/dev/null" { None } else { Some(path.to_string()) }
 }
 
-/// `1,3 +1,4 @@` to (3, 4); a length left out is 1.
+/// `@@ -1,3 +1,4 @@` to (3, 4); a length left out is 1.
 fn hunk_lengths(header: &str) -> Option<(usize, usize)> {
-    let (old, rest) = header.split_once(" +")?;
+    let (old, rest) = header.strip_prefix("@@ -")?.split_once(" +")?;
     let (new, _) = rest.split_once(" @@")?;
     let length = |range: &str| range.split_once(',').map_or(Some(1), |(_, length)| length.parse().ok());
     Some((length(old)?, length(new)?))
@@ -124,7 +131,9 @@ mod tests {
     fn what_does_not_fit_is_said() {
         let files = workspace(&[("a.py", "one\n")]);
         let reason = |patch: &str| apply_patch(&files, patch).unwrap_err();
-        assert!(reason("").contains("empty"));
+        assert!(reason(" \n").contains("is empty"));
+        assert!(reason("replace one by two\n").contains("not a unified diff"));
+        assert!(reason("--- a/a.py\n+++ b/a.py\n").contains("no hunk for a.py"));
         assert!(reason("--- a/b.py\n+++ b/b.py\n@@ -1 +1 @@\n-x\n+y\n").contains("b.py, which is not among the files"));
         assert!(reason("--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-two\n+y\n").contains("does not apply to a.py"));
         assert!(reason("--- a/a.py\n+++ b/a.py\n@@ nonsense @@\n-two\n+y\n").contains("not a unified diff"));
