@@ -1,9 +1,11 @@
 //! A byte-level BPE tokenizer that knows trusted text from untrusted.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use serde_json::Value;
+use tokenizers::{NormalizedString, Normalizer};
 
 use super::TextError;
 
@@ -20,6 +22,10 @@ pub struct Tokenizer {
     added: BTreeMap<u32, String>,
     /// Value of each character of the byte-level alphabet.
     byte_of: HashMap<char, u8>,
+    /// Id of the token of each single byte; a few published vocabularies lack some control characters.
+    id_of_byte: [Option<u32>; 256],
+    /// Some byte that text can hold has no token.
+    incomplete: bool,
     vocabulary_size: usize,
     origin: String,
 }
@@ -39,6 +45,11 @@ impl Tokenizer {
         let mut description: Value =
             serde_json::from_slice(bytes).map_err(|error| invalid(format!("is not valid JSON: {error}")))?;
         let added = added_tokens(&description).map_err(invalid)?;
+        if !is_byte_level(&description["pre_tokenizer"]) {
+            return Err(invalid(
+                "field \"pre_tokenizer\" has no ByteLevel step; only byte-level BPE tokenizers are supported".into(),
+            ));
+        }
         description["post_processor"] = Value::Null;
         description["truncation"] = Value::Null;
         description["padding"] = Value::Null;
@@ -53,8 +64,21 @@ impl Tokenizer {
         description["model"]["unk_token"] = Value::Null;
         let plain = build(&description).map_err(invalid)?;
 
+        let byte_of = byte_values();
+        let mut id_of_byte = [None; 256];
+        for (character, &byte) in &byte_of {
+            id_of_byte[usize::from(byte)] = plain.token_to_id(character.encode_utf8(&mut [0; 4]));
+        }
+        let in_text = |byte: &usize| !matches!(byte, 0xc0 | 0xc1 | 0xf5..);
+        let incomplete = (0..256).filter(in_text).any(|byte| id_of_byte[byte].is_none());
+        if !can_say(&id_of_byte, char::REPLACEMENT_CHARACTER) {
+            return Err(invalid(
+                "field \"model\" has no tokens for the bytes of U+FFFD, which stands for what it cannot say".into(),
+            ));
+        }
         let vocabulary_size = markup.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-        Ok(Tokenizer { markup, plain, added, byte_of: byte_values(), vocabulary_size, origin: origin.to_string() })
+        let origin = origin.to_string();
+        Ok(Tokenizer { markup, plain, added, byte_of, id_of_byte, incomplete, vocabulary_size, origin })
     }
 
     /// Where this tokenizer was read from, for messages.
@@ -67,14 +91,15 @@ impl Tokenizer {
         self.vocabulary_size
     }
 
-    /// Ids of untrusted text: no added token matches, whatever the text says.
+    /// Ids of untrusted text: no added token matches, whatever the text says. A character with a byte that the vocabulary lacks
+    /// is replaced by U+FFFD: nothing vanishes unseen.
     pub fn encode_plain(&self, text: &str) -> Vec<u32> {
-        encode(&self.plain, text)
+        self.encode(&self.plain, text)
     }
 
-    /// Ids of text we wrote ourselves: added tokens match.
+    /// Ids of text we wrote ourselves: added tokens match. Otherwise like [`Tokenizer::encode_plain`].
     pub fn encode_markup(&self, text: &str) -> Vec<u32> {
-        encode(&self.markup, text)
+        self.encode(&self.markup, text)
     }
 
     /// The text of `ids`, added tokens included; bytes that are not UTF-8 become U+FFFD, ids without a token vanish.
@@ -109,6 +134,26 @@ impl Tokenizer {
         self.added.iter().map(|(&id, content)| (id, content.as_str()))
     }
 
+    fn encode(&self, tokenizer: &tokenizers::Tokenizer, text: &str) -> Vec<u32> {
+        let sayable = if self.incomplete { Cow::Owned(self.sayable(tokenizer, text)) } else { Cow::Borrowed(text) };
+        match tokenizer.encode_fast(sayable.as_ref(), false) {
+            Ok(encoding) => encoding.get_ids().to_vec(),
+            // The splitter's pattern can give up on a long text. The same bytes, one token each, say the same.
+            Err(_) => sayable.bytes().filter_map(|byte| self.id_of_byte[usize::from(byte)]).collect(),
+        }
+    }
+
+    /// `text`, normalized as it will be, with U+FFFD for each character that the vocabulary cannot say.
+    fn sayable(&self, tokenizer: &tokenizers::Tokenizer, text: &str) -> String {
+        let mut normalized = NormalizedString::from(text);
+        let text = match tokenizer.get_normalizer().map(|normalizer| normalizer.normalize(&mut normalized)) {
+            Some(Ok(())) => normalized.get(),
+            _ => text,
+        };
+        let say = |character| if can_say(&self.id_of_byte, character) { character } else { char::REPLACEMENT_CHARACTER };
+        text.chars().map(say).collect()
+    }
+
     fn bytes(&self, ids: &[u32], unknown: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(ids.len() * 4);
         for &id in ids {
@@ -135,10 +180,14 @@ fn build(description: &Value) -> Result<tokenizers::Tokenizer, String> {
     tokenizers::Tokenizer::from_bytes(text.as_bytes()).map_err(|error| format!("cannot be used: {error}"))
 }
 
-fn encode(tokenizer: &tokenizers::Tokenizer, text: &str) -> Vec<u32> {
-    // A byte-level model has a token for each byte and its splitter a piece for each character: no text can fail. Should a
-    // tokenizer without byte fallback come along, what it cannot say is left out rather than stopping a run.
-    tokenizer.encode_fast(text, false).map(|encoding| encoding.get_ids().to_vec()).unwrap_or_default()
+/// Whether every byte of `character` has a token.
+fn can_say(id_of_byte: &[Option<u32>; 256], character: char) -> bool {
+    character.encode_utf8(&mut [0; 4]).bytes().all(|byte| id_of_byte[usize::from(byte)].is_some())
+}
+
+/// Whether a pre-tokenizer, or one of a sequence, turns text into the byte-level alphabet.
+fn is_byte_level(pre_tokenizer: &Value) -> bool {
+    pre_tokenizer["type"] == "ByteLevel" || pre_tokenizer["pretokenizers"].as_array().into_iter().flatten().any(is_byte_level)
 }
 
 /// Content by id of the `added_tokens` list. Only byte-level BPE is accepted, the kind that Qwen uses.

@@ -104,6 +104,11 @@ fn a_tokenizer_that_cannot_serve_is_refused_in_one_line() {
     let wordpiece = br#"{"added_tokens": [], "model": {"type": "WordPiece", "vocab": {}}}"#;
     let error = Tokenizer::from_bytes(wordpiece, "bert.json").expect_err("another kind").to_string();
     assert!(error.contains("BPE"), "{error}");
+    let mut description: serde_json::Value =
+        serde_json::from_slice(learner::task::builtin_tokenizer_json()).expect("the shipped tokenizer is JSON");
+    description["pre_tokenizer"] = serde_json::json!({"type": "Whitespace"});
+    let error = Tokenizer::from_bytes(description.to_string().as_bytes(), "words.json").expect_err("no bytes").to_string();
+    assert!(error.contains("words.json") && error.contains("ByteLevel"), "{error}");
 
     let mut description: serde_json::Value =
         serde_json::from_slice(learner::task::builtin_tokenizer_json()).expect("the shipped tokenizer is JSON");
@@ -126,4 +131,22 @@ fn an_added_token_that_is_also_a_merge_result_is_unreachable_for_plain_text() {
     let tokenizer = Tokenizer::from_bytes(description.to_string().as_bytes(), "sly.json").expect("a tokenizer");
     let ids = tokenizer.encode_plain("<|im_start|>");
     assert!(ids.len() > 1 && ids.iter().all(|&id| id != 430 && !tokenizer.is_added(id)), "{ids:?}");
+}
+
+#[test]
+fn a_byte_that_the_vocabulary_lacks_is_replaced_visibly() {
+    let mut description: serde_json::Value =
+        serde_json::from_slice(learner::task::builtin_tokenizer_json()).expect("the shipped tokenizer is JSON");
+    let vocabulary = description["model"]["vocab"].as_object_mut().expect("a vocabulary");
+    // The bytes 0x04 and 0xF0, in the byte-level alphabet.
+    assert!(vocabulary.remove("\u{104}").is_some() && vocabulary.remove("\u{f0}").is_some());
+    let tokenizer = Tokenizer::from_bytes(description.to_string().as_bytes(), "holes.json").expect("a tokenizer");
+    for encode in [Tokenizer::encode_plain, Tokenizer::encode_markup] {
+        let ids = encode(&tokenizer, "a\u{4}b \u{1f600}é\u{5}");
+        assert_eq!(tokenizer.decode(&ids), "a\u{fffd}b \u{fffd}é\u{5}");
+    }
+    let vocabulary = description["model"]["vocab"].as_object_mut().expect("a vocabulary");
+    vocabulary.remove("\u{ef}");
+    let error = Tokenizer::from_bytes(description.to_string().as_bytes(), "mute.json").expect_err("no U+FFFD").to_string();
+    assert!(error.contains("mute.json") && error.contains("U+FFFD"), "{error}");
 }
