@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -194,7 +195,8 @@ impl Launcher {
         limits.processes.saturating_add(512 + self.other_tasks)
     }
 
-    /// Starts our own program as a helper and gives it its job.
+    /// Starts our own program as a helper and gives it its job. It has a process group of its own: Ctrl-C at a terminal goes to
+    /// the whole foreground group, and runs should end when we end them. If we die, the helper sees its socket close.
     fn start_helper(&self, job: &Job, descriptors: &[BorrowedFd<'_>]) -> io::Result<(Child, OwnedFd)> {
         let (control, theirs) = stream_pair()?;
         let mut helper = Command::new(&self.helper)
@@ -210,6 +212,7 @@ impl Launcher {
             let _ = helper.kill();
             let _ = helper.wait();
             return Err(error);
+            .process_group(0)
         }
         Ok((helper, control))
     }
