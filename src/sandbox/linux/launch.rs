@@ -48,6 +48,8 @@ pub struct Launcher {
     pub host_ids: Option<HostIds>,
     /// Tasks of the same user that are not ours: they count against the same process limit.
     other_tasks: u64,
+    /// Without an own user id and without Landlock's signal scope, a program in tier B can signal its keeper.
+    keeper_in_reach: bool,
     server: Mutex<Option<Arc<Server>>>,
 }
 
@@ -65,6 +67,7 @@ impl Launcher {
             python_directory: None,
             host_ids,
             other_tasks: if root { 0 } else { usage::tasks_of_this_user() + 256 },
+            keeper_in_reach: !root && landlock::supported() < 6,
             server: Mutex::new(None),
         })
     }
@@ -101,7 +104,8 @@ impl Launcher {
         };
         let (helper, control) =
             self.start_helper(&job, &pipes.theirs(ruleset.as_ref())).map_err(|error| format!("helper: {error}"))?;
-        Ok((pipes.launched(control, Some(helper), directory.as_ref()), directory))
+        let keeper_in_reach = start.tier == Tier::B && self.keeper_in_reach;
+        Ok((pipes.launched(control, Some(helper), directory.as_ref(), keeper_in_reach), directory))
     }
 
     /// Starts tests in an interpreter of their own.
@@ -157,7 +161,8 @@ impl Launcher {
         });
         // A keeper that could not start closes its end; the supervisor then reads why.
         let _ = wire::send(&control, &request, &[]);
-        Ok((pipes.launched(control, None, directory.as_ref()), directory))
+        let keeper_in_reach = start.tier == Tier::B && self.keeper_in_reach;
+        Ok((pipes.launched(control, None, directory.as_ref(), keeper_in_reach), directory))
     }
 
     fn directory(&self, tier: Tier, host_id: Option<u32>) -> Result<Option<WorkDirectory>, String> {
@@ -312,7 +317,13 @@ impl Pipes {
     }
 
     /// Keeps our ends and closes the others.
-    fn launched(self, control: OwnedFd, helper: Option<Child>, directory: Option<&WorkDirectory>) -> Launched {
+    fn launched(
+        self,
+        control: OwnedFd,
+        helper: Option<Child>,
+        directory: Option<&WorkDirectory>,
+        keeper_in_reach: bool,
+    ) -> Launched {
         Launched {
             control,
             stdout: self.stdout.0,
@@ -321,6 +332,7 @@ impl Pipes {
             helper,
             directory: directory.map(|directory| directory.path().to_path_buf()),
         }
+            keeper_in_reach,
     }
 }
 

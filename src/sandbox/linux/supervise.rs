@@ -27,6 +27,8 @@ pub struct Launched {
     pub helper: Option<Child>,
     /// Tier B: the run's directory on the machine, whose size we must watch ourselves.
     pub directory: Option<PathBuf>,
+    /// The program is able to end its keeper.
+    pub keeper_in_reach: bool,
 }
 
 /// Evidence is a short line per test; more is not evidence.
@@ -53,6 +55,7 @@ struct Run<'a> {
     control: OwnedFd,
     helper: Option<Child>,
     directory: Option<PathBuf>,
+    keeper_in_reach: bool,
     streams: [Stream; 3],
     keeper: Option<OwnedFd>,
     processes: Option<Processes>,
@@ -92,6 +95,7 @@ impl<'a> Run<'a> {
             control: launched.control,
             helper: launched.helper,
             directory: launched.directory,
+            keeper_in_reach: launched.keeper_in_reach,
             streams: [
                 stream(Some(launched.stdout), limits.output_bytes),
                 stream(Some(launched.stderr), limits.output_bytes),
@@ -193,6 +197,12 @@ impl<'a> Run<'a> {
             }
             Ok(Some((Report::SetUp { step, errno }, _))) => {
                 self.end = Some(End::Broken(format!("{step}: {}", io::Error::from_raw_os_error(errno))));
+            }
+            // The program can have done that, and must not be able to choose to be no run at all. It ends with its keeper, by
+            // the signal that it gets when its parent dies.
+            Ok(None) | Err(_) if self.keeper_in_reach && !self.insisted && self.started.is_some() => {
+                let seconds = self.started.map_or(0.0, |started| started.elapsed().as_secs_f64());
+                self.end = Some(End::Finished { status: libc::SIGKILL, cpu_seconds: 0.0, peak_bytes: 0, seconds });
             }
             Ok(None) | Err(_) => {
                 let reason = match self.started {
@@ -312,7 +322,9 @@ impl<'a> Run<'a> {
         let exit_code = status.filter(|&status| libc::WIFEXITED(status)).map(|status| libc::WEXITSTATUS(status));
         let signal = status.filter(|&status| libc::WIFSIGNALED(status)).map(|status| libc::WTERMSIG(status));
         let verdict = match (self.end, self.stopped) {
-            (Some(End::Broken(reason)), _) => RunVerdict::Infrastructure(reason),
+            // Found by the keeper, too late for the supervisor: what was left of a fork bomb slept until the time was up.
+            (_, Some((RunVerdict::WallTimeout, _))) if self.peak.tasks > self.limits.processes => RunVerdict::ProcessLimit,
+            // However the end went: a program that reached a limit and then could not be ended has reached that limit.
             (_, Some((verdict, _))) => verdict,
             _ if cpu_seconds > self.limits.cpu_seconds || signal == Some(libc::SIGXCPU) => RunVerdict::CpuTimeout,
             _ if self.peak.tasks > self.limits.processes => RunVerdict::ProcessLimit,
@@ -359,5 +371,41 @@ fn read(pipe: BorrowedFd<'_>, buffer: &mut [u8]) -> Option<usize> {
         Ok(length) => Some(length),
         Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => None,
         Err(_) => Some(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+    use super::*;
+
+    /// The verdict of a run whose keeper says that the program has started, stays for `patience` and then is gone.
+    fn without_a_keeper(keeper_in_reach: bool, patience: Duration, limits: &Limits) -> RunVerdict {
+        let (control, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let nothing = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let (stdout, stderr) = (nothing(), nothing());
+        let launched = Launched { control, stdout, stderr, evidence: None, helper: None, directory: None, keeper_in_reach };
+        wire::send(&theirs, &Report::Started { own_proc: false, cpu_seconds: 0.0 }, &[]).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(patience);
+                drop(theirs);
+            });
+            supervise(launched, limits, Tier::B).0.verdict
+        })
+    }
+
+    #[test]
+    fn no_program_can_choose_an_infrastructure_fault() {
+        let (limits, now) = (Limits::default(), Duration::ZERO);
+        assert_eq!(without_a_keeper(true, now, &limits), RunVerdict::Signaled);
+        assert!(without_a_keeper(false, now, &limits).infrastructure());
+        // The time is up, and the keeper goes without having ended the run.
+        let short = Limits { wall_seconds: 0.001, ..Limits::default() };
+        assert_eq!(without_a_keeper(false, Duration::from_millis(300), &short), RunVerdict::WallTimeout);
     }
 }
