@@ -230,18 +230,22 @@ fn run(job: &Job, control: &OwnedFd, streams: Streams, own_proc: bool) -> Result
     };
     drop(streams);
     let Some(program) = Pid::from_raw(program) else { return Ok(()) };
-    let mut ended = watch(control, program).step("watch the program")?;
-    let left_over = if children_left(program, &mut ended) { usage::count(proc.as_ref()) } else { 0 };
-    sweep(job, program, &mut ended);
+    let mut children = Children { program, ended: None, most_at_once: 0 };
+    watch(control, &mut children, job.limits.processes).step("watch the program")?;
+    let left_over = if children.reap() { usage::count(proc.as_ref()) } else { 0 };
+    let processes = left_over.max(children.most_at_once);
+    sweep(job, &mut children);
     let (cpu_seconds, peak_bytes) = usage::of_reaped_children();
-    let status = ended.map_or(0, WaitStatus::as_raw);
+    let status = children.ended.map_or(0, WaitStatus::as_raw);
     let disk_full = job.tier == Tier::A && std::fs::File::open(WORK).is_ok_and(usage::is_full);
-    wire::send(control, &Report::Finished { status, cpu_seconds, peak_bytes, left_over, disk_full }, &[]).step("report")
+    wire::send(control, &Report::Finished { status, cpu_seconds, peak_bytes, processes, disk_full }, &[]).step("report")
 }
 
-/// Reaps until the program has ended (its status) or the supervisor asks for the end or has gone (`None`).
-fn watch(control: &OwnedFd, program: Pid) -> io::Result<Option<WaitStatus>> {
-    let handle = rustix::process::pidfd_open(program, PidfdFlags::empty())?;
+/// Reaps until the program has ended, the supervisor asks for the end or has gone, or more than `most` processes were there at
+/// once. The last is the supervisor's to find; but on a busy machine a fork bomb can reach the kernel's limit and die of its
+/// failing forks between two of its looks. Its dead then all wait here to be reaped.
+fn watch(control: &OwnedFd, children: &mut Children, most: u64) -> io::Result<()> {
+    let handle = rustix::process::pidfd_open(children.program, PidfdFlags::empty())?;
     // Orphans become our children without any event on `handle`; the timeout is how long their zombies may stay.
     let patience = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
     loop {
@@ -251,29 +255,47 @@ fn watch(control: &OwnedFd, program: Pid) -> io::Result<Option<WaitStatus>> {
             Err(error) => return Err(error.into()),
         }
         let asked = !waiting[1].revents().is_empty();
-        let mut ended = None;
-        children_left(program, &mut ended);
-        if asked || ended.is_some() {
-            return Ok(ended);
+        children.reap();
+        if asked || children.ended.is_some() || children.most_at_once > most {
+            return Ok(());
         }
     }
 }
 
-/// Reaps what has ended, noting the program's own status. False if no child is left at all.
-fn children_left(program: Pid, ended: &mut Option<WaitStatus>) -> bool {
-    loop {
-        match rustix::process::wait(WaitOptions::NOHANG) {
-            Ok(Some((pid, status))) if pid == program => *ended = Some(status),
-            Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
-            Ok(None) => return true,
-            Err(_) => return false,
-        }
+/// The program and the orphans that became the keeper's children.
+struct Children {
+    program: Pid,
+    /// Status of the program, once it has ended.
+    ended: Option<WaitStatus>,
+    /// The most that had ended and were reaped together. Until then each of them counts as a process.
+    most_at_once: u64,
+}
+
+impl Children {
+    /// Reaps what has ended. False if no child is left at all.
+    fn reap(&mut self) -> bool {
+        let mut reaped = 0;
+        let left = loop {
+            match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => {
+                    reaped += 1;
+                    if pid == self.program {
+                        self.ended = Some(status);
+                    }
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(None) => break true,
+                Err(_) => break false,
+            }
+        };
+        self.most_at_once = self.most_at_once.max(reaped);
+        left
     }
 }
 
 /// Ends every process of the run and returns when all of them are reaped.
-fn sweep(job: &Job, program: Pid, ended: &mut Option<WaitStatus>) {
-    while children_left(program, ended) {
+fn sweep(job: &Job, children: &mut Children) {
+    while children.reap() {
         match (job.tier, job.host_id) {
             // SAFETY: kill takes no pointers; for process 1 of a PID namespace, -1 means everything in that namespace.
             (Tier::A, _) if rustix::process::getpid().is_init() => drop(unsafe { libc::kill(-1, libc::SIGKILL) }),

@@ -144,6 +144,7 @@ impl Launcher {
             "nonce": nonce,
             "host_id": host_id,
             "directory": directory.as_ref().map_or(Path::new(BOX), WorkDirectory::path),
+            "processes": limits.processes,
             "workspace_bytes": limits.workspace_bytes,
             "workspace_entries": limits.workspace_entries(),
             "rlimits": [

@@ -305,7 +305,7 @@ class Server:
         _, _, orphans = os.wait4(run.anchor, 0)
         cpu_seconds = sum(usage.ru_utime + usage.ru_stime for usage in (run.usage, orphans))
         peak_bytes = run.usage.ru_maxrss * 1024
-        finished = {"status": run.status, "cpu_seconds": cpu_seconds, "peak_bytes": peak_bytes, "left_over": 0, "disk_full": False}
+        finished = {"status": run.status, "cpu_seconds": cpu_seconds, "peak_bytes": peak_bytes, "processes": 0, "disk_full": False}
         try:
             report(run.control, {"finished": finished})
         except OSError:
@@ -342,7 +342,7 @@ def keep(config, requests, descriptors):
             become_task(config, control, descriptors, request, handles)
         for descriptor in descriptors[1:]:
             os.close(descriptor)
-        report(control, {"finished": watch(request["host_id"], control, task)})
+        report(control, {"finished": watch(request, control, task)})
     except BaseException as error:
         report_failure(control, error)
     finally:
@@ -426,28 +426,31 @@ class Filter:
         step("seccomp filter", libc.prctl(PR_SET_SECCOMP, 2, ctypes.byref(self.program), 0, 0))
 
 
-def watch(host_id, control, task):
+def watch(request, control, task):
     """Waits for the task's end or for the word to end it, ends everything, and adds up."""
     ended = {}
     poll = select.poll()
     poll.register(os.pidfd_open(task), select.POLLIN)
     poll.register(control, select.POLLIN)
-    asked = False
-    while not asked and task not in ended:
+    asked, processes = False, 0
+    # Many that wait together to be reaped were there together: a fork bomb that nobody has seen alive.
+    while not asked and task not in ended and processes <= request["processes"]:
         # Orphans become our children without any event; the timeout is how long their zombies may stay.
         asked = any(descriptor == control.fileno() for descriptor, _ in poll.poll(50))
+        earlier = len(ended)
         reap(ended)
-    left_over = 0
+        processes = max(processes, len(ended) - earlier)
+    left_over = None
     while reap(ended):
-        left_over = left_over or len(descendants())
-        kill_descendants(host_id)
+        left_over = len(descendants()) if left_over is None else left_over
+        kill_descendants(request["host_id"])
         time.sleep(0.0002)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "status": ended.get(task, 0),
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "peak_bytes": usage.ru_maxrss * 1024,
-        "left_over": left_over,
+        "processes": max(processes, left_over or 0),
         "disk_full": False,
     }
 

@@ -185,9 +185,9 @@ impl<'a> Run<'a> {
                 self.set_up_cpu_seconds = cpu_seconds;
                 self.begin(own_proc, descriptors);
             }
-            Ok(Some((Report::Finished { status, cpu_seconds, peak_bytes, left_over, disk_full }, _))) => {
+            Ok(Some((Report::Finished { status, cpu_seconds, peak_bytes, processes, disk_full }, _))) => {
                 let seconds = self.started.map_or(0.0, |started| started.elapsed().as_secs_f64());
-                self.peak.tasks = self.peak.tasks.max(left_over);
+                self.peak.tasks = self.peak.tasks.max(processes);
                 self.disk_full |= disk_full || self.tree.as_ref().is_some_and(usage::is_full);
                 let cpu_seconds = (cpu_seconds - self.set_up_cpu_seconds).max(0.0);
                 self.end = Some(match self.started {
@@ -326,6 +326,7 @@ impl<'a> Run<'a> {
             (_, Some((RunVerdict::WallTimeout, _))) if self.peak.tasks > self.limits.processes => RunVerdict::ProcessLimit,
             // However the end went: a program that reached a limit and then could not be ended has reached that limit.
             (_, Some((verdict, _))) => verdict,
+            (Some(End::Broken(reason)), None) => RunVerdict::Infrastructure(reason),
             _ if cpu_seconds > self.limits.cpu_seconds || signal == Some(libc::SIGXCPU) => RunVerdict::CpuTimeout,
             _ if self.peak.tasks > self.limits.processes => RunVerdict::ProcessLimit,
             _ if signal == Some(libc::SIGXFSZ) || (self.disk_full && exit_code != Some(0)) => RunVerdict::DiskLimit,

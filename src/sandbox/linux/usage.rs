@@ -46,7 +46,10 @@ fn add_up(proc: std::os::fd::BorrowedFd<'_>, keeper: i32, pids: &[i32]) -> Usage
     let mut usage = Usage::default();
     let mut text = Vec::with_capacity(1024);
     for &pid in pids {
-        let Some(stat) = read_at(proc, &format!("{pid}/stat"), &mut text).and_then(Stat::parse) else { continue };
+        let Some(stat) = read_at(proc, &format!("{pid}/stat"), &mut text).and_then(Stat::parse) else {
+            usage.tasks += u64::from(pid != keeper); // it was there a moment ago, with the others
+            continue;
+        };
         usage.cpu_seconds += stat.reaped_cpu_seconds;
         if pid == keeper {
             continue; // its own time and memory are ours

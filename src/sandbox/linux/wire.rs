@@ -77,8 +77,8 @@ pub enum Report {
         cpu_seconds: f64,
         /// Largest resident set of one process.
         peak_bytes: u64,
-        /// Processes still there when the program itself had ended.
-        left_over: u64,
+        /// The most processes that the keeper saw at once: left when the program had ended, or waiting together to be reaped.
+        processes: u64,
         /// The writable tree had no room left.
         disk_full: bool,
     },
