@@ -164,6 +164,45 @@ fn same_results_from_many_threads() {
     }
 }
 
+/// The live descendants of this thread's children: numbers in the machine's /proc.
+fn helpers() -> Vec<u32> {
+    let children = |path: String| -> Vec<u32> {
+        let list = std::fs::read_to_string(path).unwrap_or_default();
+        list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    };
+    let mut found = children("/proc/thread-self/children".to_string());
+    let mut next = 0;
+    while let Some(pid) = found.get(next).copied() {
+        found.extend(children(format!("/proc/{pid}/task/{pid}/children")));
+        next += 1;
+    }
+    found
+}
+
+/// State and process group of a process that is not gone.
+fn state_and_group(pid: u32) -> Option<(String, u32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    Some((fields[0].to_string(), fields[2].parse().ok()?))
+}
+
+#[test]
+fn a_warm_interpreter_that_died_is_replaced() {
+    for sandbox in TIERS.into_iter().filter_map(|tier| sandbox(tier, true)) {
+        for _ in 0..2 {
+            let passing = run(&sandbox, &[("t.py", "def test_a():\n    pass\n")], &["t.py::test_a"]);
+            assert!(passing.passed("t.py::test_a"), "{passing:?}");
+            let helpers = helpers();
+            let groups: Vec<u32> = helpers.iter().filter_map(|&pid| state_and_group(pid)).map(|(_, group)| group).collect();
+            assert!(!groups.is_empty() && groups.iter().all(|group| *group == helpers[0]), "Ctrl-C spares them: {groups:?}");
+            assert!(std::process::Command::new("kill").args(["-KILL", &helpers[0].to_string()]).status().unwrap().success());
+            while helpers.iter().any(|&pid| state_and_group(pid).is_some_and(|(state, _)| state != "Z")) {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+    }
+}
+
 #[test]
 fn as_an_ordinary_user() {
     for test in ["outcomes_of_named_tests", "only_positive_evidence_counts", "limits_hold_warm_and_cold", "no_run_sees_another"] {

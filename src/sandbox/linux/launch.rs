@@ -129,7 +129,7 @@ impl Launcher {
         let id = if host_id.is_some() { start.slot + 1 } else { 0 };
         let mut server = self.server(start.tier, python)?;
         if wire::send_descriptors(&server.requests, id.to_string().as_bytes(), &descriptors).is_err() {
-            // It has died since its last run. No run was in it: a new one takes this request.
+            // It has died since it was started. Runs that were in it have ended with it; ours was not yet: a new one takes it.
             self.forget(&server);
             server = self.server(start.tier, python)?;
             wire::send_descriptors(&server.requests, id.to_string().as_bytes(), &descriptors)
@@ -212,13 +212,13 @@ impl Launcher {
             .stdin(theirs)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
+            .process_group(0)
             .spawn()
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", self.helper.display())))?;
         if let Err(error) = wire::send(&control, job, descriptors) {
             let _ = helper.kill();
             let _ = helper.wait();
             return Err(error);
-            .process_group(0)
         }
         Ok((helper, control))
     }
@@ -332,8 +332,8 @@ impl Pipes {
             evidence: self.evidence.map(|(read, _)| read),
             helper,
             directory: directory.map(|directory| directory.path().to_path_buf()),
-        }
             keeper_in_reach,
+        }
     }
 }
 

@@ -186,7 +186,12 @@ def serve(config):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps keepers; each reports for itself
     while True:
         _, descriptors = accept(requests)
-        if os.fork() == 0:
+        try:
+            keeper = os.fork()
+        except OSError as error:  # that run cannot be, others can
+            keeper = None
+            report_failure(socket.socket(fileno=os.dup(descriptors[0])), error)
+        if keeper == 0:
             keep(config, requests, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -211,9 +216,9 @@ def accept(requests):
 class Run:
     """One run of tier A, from the server's side."""
 
-    def __init__(self, control, anchor, anchor_handle, stack):
-        self.control, self.anchor, self.anchor_handle, self.stack = control, anchor, anchor_handle, stack
-        self.task = self.task_handle = self.status = self.usage = None
+    def __init__(self, control, stack):
+        self.control, self.stack = control, stack
+        self.anchor = self.anchor_handle = self.task = self.task_handle = self.status = self.usage = None
 
 
 class Server:
@@ -246,9 +251,10 @@ class Server:
 
     def start(self, outside_id, descriptors):
         control = socket.socket(fileno=descriptors[0])
-        run = None
+        stack = self.stacks.pop() if self.stacks else ctypes.create_string_buffer(16384)
+        run = Run(control, stack)
         try:
-            run = self.make_anchor(outside_id, control)
+            self.make_anchor(run, outside_id)
             step("setns", libc.setns(run.anchor_handle, CLONE_NEWPID))
             run.task = os.fork()  # into the anchor's PID namespace
             if run.task == 0:
@@ -259,21 +265,42 @@ class Server:
             self.expect(control.fileno(), select.POLLRDHUP, self.end, run)
         except BaseException as error:
             report_failure(control, error)
-            os._exit(1)  # a server that cannot start runs is replaced
+            self.abandon(run)
         for descriptor in descriptors[1:]:
             os.close(descriptor)
 
-    def make_anchor(self, outside_id, control):
-        stack = self.stacks.pop() if self.stacks else ctypes.create_string_buffer(16384)
-        top = (ctypes.addressof(stack) + len(stack)) & ~63
+    def abandon(self, run):
+        """Undoes what there is of a run that could not be started: its neighbours go on."""
+        if libc.setns(self.own_namespace, CLONE_NEWPID) == -1:
+            os._exit(1)  # every further run would start in the wrong namespace; the server is replaced
+        for descriptor in (run.control.fileno(), run.task_handle):
+            if descriptor in self.on_event:
+                self.forget(descriptor)
+        if run.anchor is not None:
+            os.kill(run.anchor, signal.SIGKILL)
+            for child in (run.task, run.anchor):  # the anchor's end waits for that of everything in its namespace
+                if child is not None:
+                    os.waitpid(child, 0)
+        self.release(run)
+
+    def release(self, run):
+        run.control.close()
+        for handle in (run.task_handle, run.anchor_handle):
+            if handle is not None:
+                os.close(handle)
+        self.stacks.append(run.stack)
+
+    def make_anchor(self, run, outside_id):
+        top = (ctypes.addressof(run.stack) + len(run.stack)) & ~63
         flags = CLONE_VM | CLONE_NEWUSER | CLONE_NEWPID | signal.SIGCHLD
         anchor = libc.clone(ctypes.cast(libc.pause, ctypes.c_void_p), top, flags, None)
         step("clone", anchor)
+        run.anchor = anchor
         for file, text in (("setgroups", b"deny"), ("uid_map", None), ("gid_map", None)):
             handle = os.open("/proc/%d/%s" % (anchor, file), os.O_WRONLY)
             os.write(handle, text or b"%d %d 1" % (INSIDE_ID, outside_id))
             os.close(handle)
-        return Run(control, anchor, os.pidfd_open(anchor), stack)
+        run.anchor_handle = os.pidfd_open(anchor)
 
     def become_task_of(self, run, descriptors):
         try:
@@ -310,10 +337,7 @@ class Server:
             report(run.control, {"finished": finished})
         except OSError:
             pass  # the supervisor has gone
-        run.control.close()
-        os.close(run.task_handle)
-        os.close(run.anchor_handle)
-        self.stacks.append(run.stack)
+        self.release(run)
 
 
 def enter_namespaces(request):
@@ -386,9 +410,12 @@ def become_task(config, control, descriptors, request, handles):
     except BaseException as error:
         report_failure(control, error)
         os._exit(126)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.enable()
-    finish(run_tests(request["tests"], request["nonce"]))
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        gc.enable()
+        finish(run_tests(request["tests"], request["nonce"]))
+    finally:
+        os._exit(1)  # nothing that the tests do may lead back into the server's own code
 
 
 def lift(descriptor):
@@ -488,7 +515,11 @@ def descendants():
 def kill_descendants(host_id):
     if host_id is not None:
         # A process with the run's own user id can end all others that have it in one call, however fast they multiply.
-        if os.fork() == 0:
+        try:
+            killer = os.fork()
+        except OSError:
+            return  # no room for another process; the sweep comes again
+        if killer == 0:
             os.setresuid(host_id, host_id, host_id)
             try:
                 os.kill(-1, signal.SIGKILL)
