@@ -149,8 +149,9 @@ sandbox() {
       verdict "$as" $tier exited 3 sh -c 'sleep 1000 & echo hi'
       grep -q . "$work/stderr" && broken "sandbox as $as, tier $tier printed: $(cat "$work/stderr")"
       pgrep -f 'sleep 1000' > /dev/null && broken "sandbox as $as, tier $tier: a process stayed"
-      verdict "$as" $tier 'process_limit' 15 sh -c ':() { : | : & }; : ; while :; do (sleep 100 &) ; done'
-      verdict "$as" $tier 'memory_limit' 15 python3 -c 'x = bytearray(1 << 40) if False else [bytearray(1 << 26) for _ in range(10000)]'
+      verdict "$as" $tier 'process_limit' 15 sh -c 'bomb() { bomb | bomb & }; bomb; sleep 300'
+      verdict "$as" $tier 'memory_limit' 15 python3 -c 'x = []
+while True: x.append(b"x" * (1 << 24))'
       verdict "$as" $tier 'output_limit' 15 yes
       verdict "$as" $tier exited 5 python3 -c '
 import socket

@@ -67,7 +67,7 @@ impl Settings {
                 return Err(format!("agent.{name} = 0: must be at least 1"));
             }
         }
-        if !(self.episode_seconds > 0.0) {
+        if self.episode_seconds.is_nan() || self.episode_seconds <= 0.0 {
             return Err(format!("agent.episode_seconds = {}: must be above 0", self.episode_seconds));
         }
         Ok(())

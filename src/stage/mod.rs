@@ -115,7 +115,7 @@ pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>, log: MetricsL
     let checkpoints = Checkpoints::new(context.directory.join("checkpoints"), context.settings.checkpoint.keep);
     checkpoints.sweep()?;
     let mut run = Run { context, learner, checkpoints, log };
-    match run.to_the_end() {
+    match run.go_on() {
         Err(RunError::Rollout(RolloutError::Stopped)) => Err(run.save_and_stop()?),
         result => result,
     }
@@ -129,7 +129,8 @@ struct Run<'r, D: Device> {
 }
 
 impl<D: Device> Run<'_, D> {
-    fn to_the_end(&mut self) -> Result<Summary, RunError> {
+    /// From the point the run is at to the end.
+    fn go_on(&mut self) -> Result<Summary, RunError> {
         loop {
             match self.learner.state.point {
                 Point::EvaluateBefore => {

@@ -88,7 +88,7 @@ impl Checkpoints {
 
     /// The newest whole checkpoint: its folder and step.
     pub fn latest(&self) -> Result<Option<(PathBuf, usize)>, CheckpointError> {
-        Ok(self.list()?.into_iter().filter(|(path, _)| path.join(MARK).exists()).next_back())
+        Ok(self.list()?.into_iter().rfind(|(path, _)| path.join(MARK).exists()))
     }
 
     /// Writes checkpoint `step` and removes those that are no longer kept. `step` must be beyond every checkpoint there is:

@@ -39,7 +39,7 @@ impl StepSettings {
         if self.micro_batch_tokens == 0 {
             return Err("step.micro_batch_tokens = 0: must be at least 1".into());
         }
-        if !(self.max_gradient_norm > 0.0) {
+        if self.max_gradient_norm.is_nan() || self.max_gradient_norm <= 0.0 {
             return Err(format!("step.max_gradient_norm = {}: must be above 0", self.max_gradient_norm));
         }
         Ok(())

@@ -1,12 +1,13 @@
 //! A run killed at any moment, or stopped by a signal, goes on to the same end.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use learner::types::{Key, Purpose};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::harness::{learner, result, run, succeed, text};
 
@@ -66,14 +67,15 @@ fn signals_end_the_step_save_and_say_how_to_go_on() {
         let path = folder.path().join(format!("signal-{}", signal.as_raw()));
         let list = arguments(&path);
         let mut command = learner(&list.iter().map(String::as_str).collect::<Vec<_>>());
-        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let child = command.process_group(0).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
         // Once the first step of fine-tuning is noted, work is under way that must not be lost.
         let metrics = path.join("metrics.jsonl");
         let under_way = || std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"rft\""));
         while !under_way() {
             sleep(Duration::from_millis(5));
         }
-        kill_process(Pid::from_child(&child), signal).expect("the child is still running");
+        // A terminal sends its signal to the whole group: programs in the sandbox must not be hit by it.
+        kill_process_group(Pid::from_child(&child), signal).expect("the child is still running");
         let output = child.wait_with_output().expect("the child ends");
         assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
         let said = text(&output.stderr);
