@@ -125,14 +125,14 @@ PY
 
 # Runs the sandbox and checks its verdict. Usage: verdict AS TIER EXPECTED LIMIT_SECONDS COMMAND...
 verdict() {
-  local as=$1 tier=$2 expected=$3 limit=$4 runner=() start=$SECONDS printed
+  local as=$1 tier=$2 expected=$3 limit=$4 runner=() start=$SECONDS
   shift 4
   if [ "$as" = user ]; then runner=(setpriv --reuid=65534 --regid=65534 --clear-groups --); fi
-  printed=$(cd / && "${runner[@]}" "$work/bin/learner" sandbox --json --tier "$tier" --wall-seconds 10 -- "$@" 2> "$work/stderr" || true)
+  (cd / && "${runner[@]}" "$work/bin/learner" sandbox --json --tier "$tier" --wall-seconds 10 -- "$@" > "$work/record" 2> "$work/stderr") || true
   [ $((SECONDS - start)) -le "$limit" ] || broken "sandbox as $as, tier $tier: $* took $((SECONDS - start)) s"
-  python3 - "$expected" "$printed" <<'PY' || { cat "$work/stderr" >&2; broken "sandbox as $as, tier $tier: $*"; }
+  python3 - "$expected" "$work/record" <<'PY' || { cat "$work/stderr" >&2; broken "sandbox as $as, tier $tier: $*"; }
 import json, sys
-record = json.loads(sys.argv[2])
+record = json.load(open(sys.argv[2]))
 keys = "verdict exit_code signal wall_seconds cpu_seconds peak_bytes stdout stderr truncated tier".split()
 assert all(key in record for key in keys), record
 assert record["verdict"] in sys.argv[1].split("|"), record
