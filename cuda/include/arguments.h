@@ -1,0 +1,331 @@
+// What the host passes to each kernel: one plain struct per kernel, mirrored field by field in src/device/cuda/arguments.rs (the
+// module's NAME_launch carries the size, and loading refuses a difference). Pointers are device addresses. Unless said otherwise
+// matrices are row-major, bf16 pointers 16-aligned, widths multiples of 8. Offsets are 64-bit everywhere.
+//
+// Beside each kernel stands its grid; threads per block and shared memory are in NAME_launch.
+#pragma once
+
+#include "device.h"
+
+// ---- casts.cu: grid.x = any number of blocks, grid-stride ----
+
+// cast_to_bf16: to[i] = round(from[i]);  cast_to_float: to[i] = from[i]
+struct CastToBf16 {
+    const float* from;
+    bf16* to;
+    int64_t length;
+};
+struct CastToFloat {
+    const bf16* from;
+    float* to;
+    int64_t length;
+};
+// scale_floats: values[i] *= factor
+struct ScaleFloats {
+    float* values;
+    int64_t length;
+    float factor;
+    int32_t reserved;
+};
+// gather_rows: to[i] = from[rows[i]];  scatter_rows: to[rows[i]] = from[i]; rows of `width` bf16
+struct MoveRows {
+    const bf16* from;
+    bf16* to;
+    const int32_t* rows; // [count]
+    int64_t count;
+    int64_t width;
+};
+// sum_parts: into[i] += parts[0][i] + parts[1][i] + .. ascending. The second stage of every gradient of a vector of weights.
+struct SumParts {
+    const float* parts; // [count, width]
+    float* into;        // [width]
+    int64_t count;
+    int64_t width;
+};
+
+// ---- embedding.cu ----
+
+// embed: x[i] = round(table[ids[i]]). grid.x: any, grid-stride over rows.
+struct Embed {
+    const float* table; // [vocabulary, width]
+    const int32_t* ids; // [rows]
+    bf16* x;            // [rows, width]
+    int64_t rows;
+    int64_t width;
+};
+// embed_backward: dtable[ids[u]] += sum of dx[order[j]] for j in starts[u] .. starts[u + 1], ascending. grid.x = unique, grid.y: any.
+struct EmbedBackward {
+    const bf16* dx;        // [rows, width]
+    const int32_t* order;  // [rows] row numbers, grouped by id, ascending within one
+    const int32_t* starts; // [unique + 1]
+    const int32_t* ids;    // [unique]
+    float* dtable;         // [vocabulary, width]
+    int64_t unique;
+    int64_t width;
+};
+
+// ---- rms_norm.cu: one warp per row, grid.x any, grid-stride over rows; bits depend on width only ----
+
+// rms_norm: sum = x + branch (if branch: rounded to bf16, written, and what is normed), y = weight * sum / sqrt(mean(sum^2) + epsilon)
+struct RmsNorm {
+    const bf16* x;       // [rows, width]
+    const bf16* branch;  // [rows, width] or null
+    const float* weight; // [width]
+    bf16* sum;           // [rows, width], may be x; null where branch is
+    bf16* y;             // [rows, width]
+    int64_t rows;
+    int64_t width;
+    float epsilon;
+    int32_t reserved;
+};
+// rms_norm_backward: dx += gradient by x; parts[block] = that block's share of the gradient by weight (then sum_parts).
+// grid.x = number of parts; block b takes rows [b * rows_per_part, (b + 1) * rows_per_part).
+struct RmsNormBackward {
+    const bf16* dy;
+    const bf16* x; // what was normed
+    const float* weight;
+    bf16* dx;     // [rows, width] read and written
+    float* parts; // [grid.x, width]
+    int64_t rows;
+    int64_t width;
+    int64_t rows_per_part;
+    float epsilon;
+    int32_t reserved;
+};
+
+// ---- rotate.cu: bias, RMSNorm of each query and key head, rotary embedding (halves) ----
+
+// rotate: one warp per (row, head), grid.x any, grid-stride. Value heads only get their bias. head_dim 32, 64 or 128:
+// kernels rotate_d32, rotate_d64, rotate_d128.
+struct Rotate {
+    const bf16* projected;   // [rows, (query_heads + 2 key_value_heads) head_dim]
+    const float* bias;       // [projected width] or null
+    const float* query_norm; // [head_dim] or null, as key_norm
+    const float* key_norm;
+    const float* table;       // [positions, head_dim]: cosines of head_dim / 2 angles, then sines
+    const int32_t* positions; // [rows]
+    bf16* rotated;            // as projected
+    int64_t rows;
+    int32_t query_heads;
+    int32_t key_value_heads;
+    float epsilon;
+    int32_t reserved;
+};
+// rotate_backward_d*: gradient (of rotated) becomes that of projected, in place. parts[block]: [projected width] for the bias, then
+// [head_dim] for query_norm and [head_dim] for key_norm; each section is there only if its weights are. grid.x = number of parts.
+struct RotateBackward {
+    const bf16* projected; // read only where heads are normed
+    const float* bias;
+    const float* query_norm;
+    const float* key_norm;
+    const float* table;
+    const int32_t* positions;
+    bf16* gradient;
+    float* parts; // [grid.x, part_width] or null where there is neither bias nor norms
+    int64_t rows;
+    int64_t rows_per_part;
+    int64_t part_width;
+    int32_t query_heads;
+    int32_t key_value_heads;
+    float epsilon;
+    int32_t reserved;
+};
+
+// ---- attention ----
+
+constexpr int KEYS_PER_PAGE = 64;
+constexpr int QUERIES_PER_TILE = 64;
+
+// New rows of one sequence in a pass.
+struct AttentionSpan {
+    int32_t row;    // first row in the pass
+    int32_t length; // new rows
+    int32_t past;   // keys before them
+    int32_t page;   // where its page table starts in `pages`
+};
+// A tile of queries: positions are counted from the sequence's start.
+struct AttentionTile {
+    int32_t span;
+    int32_t first; // first new row of the span in this tile: a multiple of QUERIES_PER_TILE
+};
+
+// append_keys_values: copies the key and value part of every new row into the pages of its span. A page is
+// [2 (keys, values), key_value_heads, KEYS_PER_PAGE, head_dim] bf16. grid.x: any, grid-stride over rows.
+struct AppendKeysValues {
+    const bf16* rotated; // [rows, (query_heads + 2 key_value_heads) head_dim]
+    const AttentionSpan* spans;
+    const int32_t* span_of_row; // [rows]
+    bf16* const* pages;
+    int64_t rows;
+    int32_t query_heads;
+    int32_t key_value_heads;
+    int32_t head_dim;
+    int32_t reserved;
+};
+// attention_forward_d32/_d64/_d128: grid = (tiles, query_heads). Reduces over segments of `segment` keys (a multiple of
+// KEYS_PER_PAGE) counted from the sequence's start, merged ascending.
+struct AttentionForward {
+    const bf16* rotated;
+    const AttentionSpan* spans;
+    const AttentionTile* tiles;
+    bf16* const* pages;
+    bf16* output;       // [rows, query_heads * head_dim]
+    float* log_sum_exp; // [rows, query_heads] natural, or null
+    int64_t segment;
+    int32_t query_heads;
+    int32_t key_value_heads;
+    float scale; // 1 / sqrt(head_dim)
+    int32_t reserved;
+};
+// attention_decode_d*: for spans with length * group <= 16. grid = (spans, key_value_heads, segments); a block whose segment lies
+// beyond its span's keys returns. Rows of a block: new row r of query head g of the group at r * group + g.
+// attention_merge_d*: one warp per (row, query head): merges the segments ascending. grid.x: any, grid-stride.
+// Bit-equal to attention_forward.
+struct AttentionDecode {
+    const bf16* rotated;
+    const AttentionSpan* spans;
+    bf16* const* pages;
+    float* partial; // [spans, key_value_heads, segments, 16, head_dim + 2]: not yet normalised output, maximum, sum
+    bf16* output;
+    int64_t segment;
+    int32_t span_count;
+    int32_t segments; // the most of any span
+    int32_t query_heads;
+    int32_t key_value_heads;
+    float scale;
+    int32_t reserved;
+};
+// attention_delta_d*: delta[row, head] = sum over head_dim of doutput * output, f32. One warp per (row, head) or better.
+// attention_backward_keys_d*: dK and dV; grid = (key tiles, key_value_heads); walks the group's heads and query tiles ascending.
+// attention_backward_queries_d*: dQ; grid = (query tiles, query_heads). Whole sequences: past is 0, keys and values are in `rotated`.
+struct AttentionBackward {
+    const bf16* doutput; // [rows, query_heads * head_dim]
+    const bf16* rotated;
+    const bf16* output;
+    const float* log_sum_exp; // [rows, query_heads]
+    float* delta;             // [rows, query_heads]
+    const AttentionSpan* spans;
+    const AttentionTile* tiles;
+    bf16* drotated; // [rows, projected width]
+    int64_t rows;
+    int32_t query_heads;
+    int32_t key_value_heads;
+    float scale;
+    int32_t reserved;
+};
+
+// ---- swiglu.cu: grid.x any, grid-stride; gate_up [rows, 2 width], gate first ----
+struct SwiGlu {
+    const bf16* gate_up;
+    bf16* y; // [rows, width]
+    int64_t rows;
+    int64_t width;
+};
+// swiglu_backward: gate_up becomes its gradient, y is computed again
+struct SwiGluBackward {
+    const bf16* dy;
+    bf16* gate_up;
+    bf16* y;
+    int64_t rows;
+    int64_t width;
+};
+
+// ---- gemm.cu: C[m, n] = A B, f32 accumulation over k ascending in steps of 16, never split ----
+//
+// Kernels gemm_LAYOUT_OUTPUT_TILE:
+//   LAYOUT  nt: A [m, k], B [n, k] (y = x W^T)   nn: A [m, k], B [k, n] (dx = dy W)   tn: A [k, m], B [k, n] (dW = dy^T x)
+//   OUTPUT  bf16: C = round(AB)   f32: C = AB   add: C += AB in f32
+//   TILE    128x128, 64x64, and 16x64 for few rows; the bits do not depend on it
+// Built: nt_bf16 and nt_f32 in all three tiles, nn_bf16 in all three, tn_add in 128x128 and 64x64.
+// Row pitches are in elements; those of A and B are multiples of 8. m, n, k are free, but a partial chunk of 8 at the end of a row
+// is read (and must be finite; zero for the k side).  grid = (ceil(n / tile_n), ceil(m / tile_m)) in blocks, x fastest.
+struct Gemm {
+    const bf16* a;
+    const bf16* b;
+    void* c;
+    int64_t m;
+    int64_t n;
+    int64_t k;
+    int64_t pitch_a;
+    int64_t pitch_b;
+    int64_t pitch_c;
+};
+
+// ---- head.cu: one block per row over its logits (f32, not yet divided by the temperature) ----
+
+// head_scores. The same log-probability, bit for bit, as head_sample gives.
+struct HeadScores {
+    const float* logits;    // [rows, pitch]
+    const int32_t* targets; // [rows]
+    float* log_probs;       // [rows]
+    float* entropies;       // [rows]
+    float* log_sum_exps;    // [rows]
+    int64_t rows;
+    int64_t vocabulary;
+    int64_t pitch; // a multiple of 4
+    float inverse_temperature;
+    int32_t reserved;
+};
+// head_gradient: dlogits for cotangents of the scores: with z = logit / temperature, p = softmax(z), H the entropy,
+// dz = dlog_prob (1[target] - p) - dentropy p (log p + H), dlogit = dz / temperature. The target's 1 - p is -expm1(log p).
+// Columns vocabulary .. pitch_d are written 0.
+struct HeadGradient {
+    const float* logits;
+    const int32_t* targets;
+    const float* log_probs;
+    const float* entropies;
+    const float* log_sum_exps;
+    const float* dlog_probs;
+    const float* dentropies; // or null
+    bf16* dlogits;           // [rows, pitch_d]
+    int64_t rows;
+    int64_t vocabulary;
+    int64_t pitch;
+    int64_t pitch_d; // a multiple of 8
+    float inverse_temperature;
+    int32_t reserved;
+};
+// head_sample: inverts the cumulative distribution over ids 0 .. sampleable ascending at uniforms[row]; greedy: largest logit, the
+// lowest id on ties. log_probs over the whole vocabulary.
+struct HeadSample {
+    const float* logits;
+    const double* uniforms;
+    int32_t* tokens;
+    float* log_probs;
+    int64_t rows;
+    int64_t vocabulary;
+    int64_t sampleable;
+    int64_t pitch;
+    float inverse_temperature;
+    int32_t greedy;
+};
+
+// ---- adamw.cu: grid.x any, grid-stride ----
+struct AdamW {
+    float* weights;
+    bf16* rounded; // the copy that products read, or null
+    const float* gradient;
+    float* first;
+    float* second;
+    int64_t length;
+    float learning_rate;
+    float beta1;
+    float beta2;
+    float epsilon;
+    float weight_decay;
+    float correction1; // 1 - beta1^step
+    float correction2; // 1 - beta2^step
+    float gradient_scale;
+};
+
+// ---- sum_of_squares.cu ----
+
+// sum_of_squares: parts[block] = sum over that block's chunk in f64. grid.x = number of parts, a function of length alone.
+// sum_of_parts: total[0] = parts ascending, one block.
+struct SumOfSquares {
+    const float* values;
+    double* parts;
+    double* total;
+    int64_t length;
+    int64_t count; // of parts
+};
