@@ -1,12 +1,14 @@
-// The language-model head after its product: rows of logits (f32, [rows, vocabulary]) become log-probabilities, entropies, gradients
-// and sampled ids. One block per row; each kernel reads the row once.
+// The language-model head after its product: rows of logits (f32, [rows, vocabulary]) become log-probabilities, entropies,
+// gradients and sampled ids. One block per row; each kernel reads the row once.
 //
 // With z = logit / temperature, M = max z and S = sum exp(z - M):
 //     log p(t) = (z_t - M) - ln S        H = -sum p ln p = ln S - sum exp(z - M) (z - M) / S
+// The largest z add exactly 1 each to S. They are counted apart and ln S is taken as ln(1 + the rest): a policy that is sure of
+// its token has a rest of 1e-4 or 1e-8, of which S itself would keep three digits or none.
 //
-// A row is cut into stretches of 1,024 ids. A warp reduces a stretch to three numbers, relative to the stretch's own maximum, while
-// it lies in registers; the block then joins the stretches. The order of all sums follows from the vocabulary alone. head_scores
-// and head_sample share every line of this, so that a token's log-probability has the same bits in both.
+// A row is cut into stretches of 1,024 ids. A warp reduces a stretch, relative to the stretch's own maximum, while it lies in
+// registers; the block then joins the stretches. The order of all sums follows from the vocabulary alone. head_scores and
+// head_sample share every line of this, so that a token's log-probability has the same bits in both.
 #include "include/arguments.h"
 
 constexpr int THREADS = 256;
@@ -18,28 +20,41 @@ static_assert(STRETCHES == THREADS, "each thread joins one stretch");
 // Stands for a z that is not there: finite, so that its share of a sum is 0 and not 0 times infinity.
 constexpr float NOTHING = -1e30f;
 
-// Ids of a row, or of a part of it: the largest z and sums relative to it.
-struct Part {
-    float largest;  // M
-    float sum;      // of exp(z - M)
-    float weighted; // sum of exp(z - M) (z - M)
-
-    // The same numbers relative to `reference` >= M.
-    DEVICE Part relative_to(float reference) const {
-        const float shift = largest - reference;
-        const float factor = exp2_fast(shift * LOG2_E);
-        return Part{reference, sum * factor, multiply_add(sum, shift, weighted) * factor};
-    }
-};
-
 DEVICE float natural_exp(float x) { return exp2_fast(x * LOG2_E); }
 
-// The formula of a log-probability: the only one.
-DEVICE float log_probability(float z, const Part& row) { return (z - row.largest) - log_precise(row.sum); }
+// ln(1 + x) for x >= 0, to full precision for small x too: the factor makes up for the rounding of 1 + x (Kahan).
+DEVICE float log_one_plus(float x) {
+    const float sum = 1.0f + x;
+    return sum == 1.0f ? x : log_precise(sum) * (x / (sum - 1.0f));
+}
+
+// What a row, or a part of it, comes to.
+struct Part {
+    float largest;  // M
+    float ties;     // how many z are M
+    float others;   // sum of exp(z - M) over z < M
+    float weighted; // sum of exp(z - M) (z - M)
+
+    DEVICE float sum() const { return ties + others; }
+    DEVICE float log_sum() const { return log_one_plus((ties - 1.0f) + others); }
+    // The formula of a log-probability: the only one.
+    DEVICE float log_probability(float z) const { return (z - largest) - log_sum(); }
+    DEVICE float entropy() const { return log_sum() - weighted / sum(); }
+
+    // The same relative to `reference`, which is M or above.
+    DEVICE Part relative_to(float reference) const {
+        if (reference == largest) return *this;
+        const float shift = largest - reference;
+        const float factor = natural_exp(shift);
+        return Part{reference, 0.0f, sum() * factor, multiply_add(sum(), shift, weighted) * factor};
+    }
+};
+constexpr Part NO_PART = {NOTHING, 0.0f, 0.0f, 0.0f};
 
 // z of `pieces` times 4 ids: piece i starts at first + i * distance. Ids from `end` on are not read and NOTHING.
 template <int pieces>
-DEVICE void load_z(const float* logits, int64_t first, int distance, int64_t end, float inverse_temperature, float (&z)[pieces][4]) {
+DEVICE void load_z(const float* logits, int64_t first, int distance, int64_t end, float inverse_temperature,
+                   float (&z)[pieces][4]) {
     if (first + (pieces - 1) * distance + 4 <= end) { // nothing stands between the loads
 #pragma unroll
         for (int i = 0; i < pieces; ++i) load_floats(logits + first + i * distance, z[i]);
@@ -73,7 +88,8 @@ DEVICE Part reduce_stretch(const float* logits, int stretch, int64_t end, float 
         for (int j = 0; j < 4; ++j) largest = maximum(largest, z[i][j]);
     }
     largest = warp_maximum(largest);
-    float sum = 0.0f;
+    float ties = 0.0f;
+    float others = 0.0f;
     float weighted = 0.0f;
 #pragma unroll
     for (int i = 0; i < PIECES; ++i) {
@@ -81,11 +97,13 @@ DEVICE Part reduce_stretch(const float* logits, int stretch, int64_t end, float 
         for (int j = 0; j < 4; ++j) {
             const float shifted = z[i][j] - largest;
             const float e = natural_exp(shifted);
-            sum += e;
+            const bool tied = shifted == 0.0f;
+            ties += tied ? 1.0f : 0.0f;
+            others += tied ? 0.0f : e;
             weighted = multiply_add(e, shifted, weighted);
         }
     }
-    return Part{largest, warp_sum(sum), warp_sum(weighted)};
+    return Part{largest, warp_sum(ties), warp_sum(others), warp_sum(weighted)};
 }
 
 struct RowShared {
@@ -102,12 +120,13 @@ DEVICE Part reduce_row(const float* logits, int64_t vocabulary, float inverse_te
     }
     sync_block();
     const int mine = int(threadIdx.x);
-    const Part part = mine < count ? shared.stretches[mine] : Part{NOTHING, 0.0f, 0.0f};
+    const Part part = mine < count ? shared.stretches[mine] : NO_PART;
     const float largest = block_maximum<THREADS>(part.largest, shared.scratch);
     const Part joined = part.relative_to(largest);
-    const float sum = block_sum<THREADS>(joined.sum, shared.scratch);
+    const float ties = block_sum<THREADS>(joined.ties, shared.scratch);
+    const float others = block_sum<THREADS>(joined.others, shared.scratch);
     const float weighted = block_sum<THREADS>(joined.weighted, shared.scratch);
-    return Part{largest, sum, weighted};
+    return Part{largest, ties, others, weighted};
 }
 
 // ---- scores ----
@@ -115,13 +134,11 @@ DEVICE Part reduce_row(const float* logits, int64_t vocabulary, float inverse_te
 KERNEL(head_scores, THREADS, HeadScores, RowShared) {
     const int64_t row = blockIdx.x;
     const float* logits = arguments.logits + row * arguments.pitch;
-    const Part part = reduce_row(logits, arguments.vocabulary, arguments.inverse_temperature, shared);
+    const Part whole = reduce_row(logits, arguments.vocabulary, arguments.inverse_temperature, shared);
     if (threadIdx.x == 0) {
-        const float log_sum = log_precise(part.sum);
-        const float z = logits[arguments.targets[row]] * arguments.inverse_temperature;
-        arguments.log_probs[row] = log_probability(z, part);
-        arguments.entropies[row] = log_sum - part.weighted / part.sum;
-        arguments.log_sum_exps[row] = part.largest + log_sum;
+        arguments.log_probs[row] = whole.log_probability(logits[arguments.targets[row]] * arguments.inverse_temperature);
+        arguments.entropies[row] = whole.entropy();
+        arguments.log_sum_exps[row] = whole.largest + whole.log_sum();
     }
 }
 
@@ -158,17 +175,18 @@ KERNEL(head_gradient, THREADS, HeadGradient, NoShared) {
                 const float dentropy = by_entropy * p * (log_p + entropy);
                 gradient[j] = (dlog_prob - dentropy) * arguments.inverse_temperature;
             }
-            if (id < arguments.pitch_d) store8(dlogits + id, Vector8{{pack(gradient[0], gradient[1]), pack(gradient[2], gradient[3])}});
+            const Vector8 rounded = {{pack(gradient[0], gradient[1]), pack(gradient[2], gradient[3])}};
+            if (id < arguments.pitch_d) store8(dlogits + id, rounded);
         }
     }
 }
 
 // ---- sampling ----
 //
-// The cumulative distribution is inverted in two steps, among stretches and then within the chosen one, by the same function. Weights
-// are whole numbers in units of 2^-40 of the largest: their sums are exact in any order (262,144 weights of 2^40 fill 58 bits), so
-// the cumulative sums rise and no id of weight 0 is ever chosen. Greedy decoding is the same with weight 1 for the largest and 0
-// for all others: the first id of positive weight is the lowest of the largest.
+// The cumulative distribution is inverted in two steps, among stretches and then within the chosen one, by the same function.
+// Weights are whole numbers in units of 2^-40 of the largest: their sums are exact in any order (262,144 weights of 2^40 fill 58
+// bits), so the cumulative sums rise and no id of weight 0 is ever chosen. Greedy decoding is the same with weight 1 for the
+// largest and 0 for all others: the first id of positive weight is the lowest of the largest.
 
 using Weight = uint64_t;
 
@@ -241,14 +259,14 @@ KERNEL(head_sample, THREADS, HeadSample, RowShared) {
 #pragma unroll
     for (int i = 0; i < per_lane; ++i) {
         const int stretch = lane() * per_lane + i;
-        stretches[i] = stretch < last ? shared.stretches[stretch] : stretch == last ? cut : Part{NOTHING, 0.0f, 0.0f};
+        stretches[i] = stretch < last ? shared.stretches[stretch] : stretch == last ? cut : NO_PART;
         largest = maximum(largest, stretches[i].largest);
     }
     largest = warp_maximum(largest);
     Weight stretch_weights[per_lane];
 #pragma unroll
     for (int i = 0; i < per_lane; ++i) {
-        const Weight weight = to_weight(stretches[i].relative_to(largest).sum);
+        const Weight weight = to_weight(stretches[i].relative_to(largest).sum());
         stretch_weights[i] = greedy ? Weight(stretches[i].largest == largest) : weight;
     }
     const Inverse chosen = invert(stretch_weights, greedy ? 0.0 : arguments.uniforms[row]);
@@ -270,6 +288,6 @@ KERNEL(head_sample, THREADS, HeadSample, RowShared) {
     const int64_t token = minimum(int64_t(stretch) * STRETCH + id.index, end - 1);
     if (lane() == 0) {
         arguments.tokens[row] = int32_t(token);
-        arguments.log_probs[row] = log_probability(logits[token] * inverse_temperature, whole);
+        arguments.log_probs[row] = whole.log_probability(logits[token] * inverse_temperature);
     }
 }
