@@ -248,6 +248,7 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
                              int64_t first_n) {
         constexpr int elements = 16 / int(sizeof(Element)); // of a 16-byte piece
         constexpr int pieces = WARP_N / elements;           // of a row
+        constexpr int turns = 16 * pieces / WARP;
         Element* c = static_cast<Element*>(g.c);
         const bool aligned = (uint64_t(c) | uint64_t(g.pitch_c) * sizeof(Element)) % 16 == 0;
         const int group = lane() / 4;
@@ -260,17 +261,26 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
                 store_pair(&strip.rows[group + 8][8 * j + 2 * member], sums[i][j][2], sums[i][j][3]);
             }
             sync_warp();
+            Element* to[turns];
+            int count[turns]; // elements of the piece that exist
+            Vector16 before[turns];
 #pragma unroll
-            for (int piece = lane(); piece < 16 * pieces; piece += WARP) {
+            for (int turn = 0; turn < turns; ++turn) { // all loads of C before the first is needed
+                const int piece = turn * WARP + lane();
                 const int64_t row = first_m + 16 * i + piece / pieces;
                 const int64_t column = first_n + piece % pieces * elements;
-                const int count = row < g.m ? clamp(g.n - column, elements) : 0; // elements of the piece that exist
-                Element* to = c + row * g.pitch_c + column;
+                to[turn] = c + row * g.pitch_c + column;
+                count[turn] = row < g.m ? clamp(g.n - column, elements) : 0;
+                if (Output::ADDS && aligned && count[turn] == elements) before[turn] = load16(to[turn]);
+            }
+#pragma unroll
+            for (int turn = 0; turn < turns; ++turn) {
+                const int piece = turn * WARP + lane();
                 const Element* from = &strip.rows[piece / pieces][piece % pieces * elements];
-                if (count == elements && aligned) {
-                    put_piece(to, from);
+                if (aligned && count[turn] == elements) {
+                    store16(to[turn], finish(before[turn], load16(from)));
                 } else {
-                    for (int e = 0; e < count; ++e) put(to[e], from[e]);
+                    for (int e = 0; e < count[turn]; ++e) to[turn][e] = finish(to[turn][e], from[e]);
                 }
             }
             sync_warp();
@@ -282,24 +292,17 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
         store8(to, Vector8{{float_to_bits(first), float_to_bits(second)}});
     }
 
-    DEVICE static void put(Element& to, Element from) {
+    // What becomes of an element of C, or of 16 bytes of them, `before`.
+    DEVICE static bf16 finish(bf16, bf16 sum) { return sum; }
+    DEVICE static float finish(float before, float sum) { return Output::ADDS ? before + sum : sum; }
+    DEVICE static Vector16 finish(const Vector16& before, Vector16 sum) {
         if constexpr (Output::ADDS) {
-            to += from;
-        } else {
-            to = from;
-        }
-    }
-    DEVICE static void put_piece(Element* to, const Element* from) {
-        if constexpr (Output::ADDS) {
-            float before[4], sums[4];
-            load_floats(to, before);
-            load_floats(from, sums);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) before[e] += sums[e];
-            store_floats(to, before);
-        } else {
-            store16(to, load16(from));
+            for (uint32_t i = 0; i < 4; ++i) {
+                sum.words[i] = float_to_bits(bits_to_float(before.words[i]) + bits_to_float(sum.words[i]));
+            }
         }
+        return sum;
     }
 };
 
