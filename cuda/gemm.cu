@@ -247,8 +247,7 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
     DEVICE static void write(const float (&sums)[TILES_M][TILES_N][4], const Gemm& g, Strip& strip, int64_t first_m,
                              int64_t first_n) {
         constexpr int elements = 16 / int(sizeof(Element)); // of a 16-byte piece
-        constexpr int pieces = WARP_N / elements;           // of a row
-        constexpr int turns = 16 * pieces / WARP;
+        constexpr int turns = 16 * (WARP_N / elements) / WARP;
         Element* c = static_cast<Element*>(g.c);
         const bool aligned = (uint64_t(c) | uint64_t(g.pitch_c) * sizeof(Element)) % 16 == 0;
         const int group = lane() / 4;
@@ -266,17 +265,19 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
             Vector16 before[turns];
 #pragma unroll
             for (int turn = 0; turn < turns; ++turn) { // all loads of C before the first is needed
-                const int piece = turn * WARP + lane();
-                const int64_t row = first_m + 16 * i + piece / pieces;
-                const int64_t column = first_n + piece % pieces * elements;
+                int row_of_strip, column_of_strip;
+                place(turn * WARP + lane(), row_of_strip, column_of_strip);
+                const int64_t row = first_m + 16 * i + row_of_strip;
+                const int64_t column = first_n + column_of_strip;
                 to[turn] = c + row * g.pitch_c + column;
                 count[turn] = row < g.m ? clamp(g.n - column, elements) : 0;
                 if (Output::ADDS && aligned && count[turn] == elements) before[turn] = load16(to[turn]);
             }
 #pragma unroll
             for (int turn = 0; turn < turns; ++turn) {
-                const int piece = turn * WARP + lane();
-                const Element* from = &strip.rows[piece / pieces][piece % pieces * elements];
+                int row_of_strip, column_of_strip;
+                place(turn * WARP + lane(), row_of_strip, column_of_strip);
+                const Element* from = &strip.rows[row_of_strip][column_of_strip];
                 if (aligned && count[turn] == elements) {
                     store16(to[turn], finish(before[turn], load16(from)));
                 } else {
@@ -285,6 +286,16 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
             }
             sync_warp();
         }
+    }
+
+    // Where a 16-byte piece of a strip lies. Eight lanes read 128 bytes at a time: a part of one row or, where rows have but 64
+    // bytes (80 with the gap), two rows four apart, which together touch every bank once.
+    DEVICE static void place(int piece, int& row, int& column) {
+        constexpr int elements = 16 / int(sizeof(Element));
+        constexpr int pieces = WARP_N / elements; // of a row
+        row = piece / pieces;
+        if constexpr (pieces == 4) row = row / 8 * 8 + row % 2 * 4 + row % 8 / 2;
+        column = piece % pieces * elements;
     }
 
     DEVICE static void store_pair(bf16* to, float first, float second) { store4(to, pack(first, second)); }
