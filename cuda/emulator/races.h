@@ -33,10 +33,10 @@ struct Cell {
     uint32_t write_code = 0, read_code = 0; // lower half of the return address
 };
 
-// 16 bytes of shared memory. While they are accessed as a whole, the first cell stands for all.
-struct Chunk {
-    Cell cells[8];
+// 16 bytes of shared memory. While they are accessed as a whole, the first cell stands for all: one line of the cache.
+struct alignas(64) Chunk {
     bool uniform = true;
+    Cell cells[8];
 };
 
 // Groups of copies of one thread: numbers ascend and go on from block to block.
