@@ -10,8 +10,8 @@
 namespace emulator {
 
 static void take_effect(const PendingCopy& copy) {
-    if (copy.bytes == 16) memcpy(copy.shared, copy.global, 16);
-    else memset(copy.shared, 0, 16);
+    memset(copy.shared, 0, 16);
+    memcpy(copy.shared, copy.global, copy.bytes);
     memset(static_cast<char*>(copy.shared) + SHADOW, WRITTEN, 16);
 }
 
@@ -43,6 +43,14 @@ void copies_warp_synchronised(Worker& worker, uint32_t warp) {
     }
 }
 
+static bool source_allowed(uint64_t from, int bytes) {
+    if (bytes == 16) return shadow_allows<16, false>(from);
+    for (int i = 0; i < bytes; ++i) { // the partial chunk at the end of a row
+        if (!shadow_allows<1, false>(from + uint64_t(i))) return false;
+    }
+    return true;
+}
+
 EMULATOR_API void emulator_copy_async(void* shared, const void* global, int bytes) {
     const void* code = __builtin_return_address(0);
     Worker& worker = *current_worker;
@@ -58,17 +66,17 @@ EMULATOR_API void emulator_copy_async(void* shared, const void* global, int byte
         if (to % 16 != 0) refuse_misaligned(thread, to, 16, true, code);
         if (to - arena_base(worker.number) >= ARENA_BYTES) refuse_copy_destination(thread, to, code);
         if (!shadow_allows_copy(to)) refuse_access(worker, thread, to, 16, true, code);
-        if (bytes == 16) {
+        if (bytes > 0) {
             if (from % 16 != 0) refuse_misaligned(thread, from, 16, false, code);
-            if (from - worker.device_first >= worker.device_bytes) check_foreign(worker, thread, from, 16, false, code);
-            else if (!shadow_allows<16, false>(from)) refuse_access(worker, thread, from, 16, false, code);
+            if (from - worker.device_first >= worker.device_bytes) check_foreign(worker, thread, from, uint32_t(bytes), false, code);
+            else if (!source_allowed(from, bytes)) refuse_access(worker, thread, from, uint32_t(bytes), false, code);
         }
     }
     copies.used = true;
     if (mine.last_group < mine.groups.joined) mine.code = code;
     mine.last_group = mine.groups.open;
     if (worker.checks.races) track_race(worker, thread, to, 16, true, true, code);
-    if (worker.checks.counters) count_copy(worker, thread, to, bytes == 16 ? from : 0, code);
+    if (worker.checks.counters) count_copy(worker, thread, to, from, uint32_t(bytes), code);
     const PendingCopy copy{shared, global, uint32_t(bytes), mine.groups.open};
     if (worker.checks.late_copies) {
         memset(static_cast<char*>(shared) + SHADOW, ALLOCATED, 16); // until then nobody knows what is there
