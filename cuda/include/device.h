@@ -35,7 +35,9 @@ struct NoShared {};
     extern "C" EMULATOR_KERNEL void name(const void* arguments) {                                                        \
         name##_body(*static_cast<const Arguments*>(arguments), *static_cast<Shared*>(emulator::shared_memory()));        \
     }                                                                                                                    \
-    extern "C" EMULATOR_EXPORT LaunchShape name##_launch = {block_threads, int32_t(sizeof(Shared)), int32_t(sizeof(Arguments)), 0}; \
+    extern "C" {                                                                                                         \
+    EMULATOR_EXPORT LaunchShape name##_launch = {block_threads, int32_t(sizeof(Shared)), int32_t(sizeof(Arguments)), 0}; \
+    }                                                                                                                    \
     static void name##_body([[maybe_unused]] const Arguments& arguments, [[maybe_unused]] Shared& shared)
 #else
 #define DEFINE_KERNEL(name, block_threads, Arguments, Shared, ...)                                                       \
