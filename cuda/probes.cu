@@ -65,11 +65,11 @@ struct ProbeCopiesShared {
 };
 KERNEL(probe_copies, 32, ProbeCopies, ProbeCopiesShared) {
     store16(&shared.chunks[lane()], Vector16{{1, 1, 1, 1}});
-    const bool valid = arguments.valid[lane()] != 0;
+    const int bytes = arguments.bytes[lane()];
     const uint32_t* const from = arguments.from + 4 * lane();
-    if (lane() % 2 == 0) copy_async(&shared.chunks[lane()], from, valid);
+    if (lane() % 2 == 0) copy_async_part(&shared.chunks[lane()], from, bytes);
     commit_copies();
-    if (lane() % 2 == 1) copy_async(&shared.chunks[lane()], from, valid);
+    if (lane() % 2 == 1) copy_async_part(&shared.chunks[lane()], from, bytes);
     commit_copies();
     wait_copies<1>(); // the even lanes' group is done
     if (lane() % 2 == 0) store16(arguments.to + 4 * lane(), load16(&shared.chunks[lane()]));

@@ -380,12 +380,12 @@ struct ProbeMemory {
     const uint32_t* from; // [128], read as bf16 by the fourth
     uint32_t* to;         // [PROBED_COPIES, 128]
 };
-// probe_copies: one warp; lane l copies chunk l of `from` to shared memory with copy_async in two groups (even lanes' chunks and odd
-// lanes'), where valid[l]. Shared memory holds ones before.
+// probe_copies: one warp; lane l copies the first bytes[l] (0 to 16) of chunk l of `from` to shared memory with copy_async_part, even
+// lanes in one group and odd lanes in the next. Shared memory holds ones before.
 struct ProbeCopies {
-    const uint32_t* from;  // [32, 4]
-    const int32_t* valid;  // [32]
-    uint32_t* to;          // [32, 4] what shared memory holds after both
+    const uint32_t* from; // [32, 4]
+    const int32_t* bytes; // [32]
+    uint32_t* to;         // [32, 4] what shared memory holds after
 };
 // probe_matrices: one warp; load_matrices<2> and load_matrices_transposed<2>. Lane l of call i points at row rows[i][l] of `matrix`.
 struct ProbeMatrices {
