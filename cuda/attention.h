@@ -17,18 +17,19 @@ DEVICE int lane_member() { return lane() % 4; }
 
 // ---- operands in shared tiles ----
 
-// Where a lane points load_matrices for 16 rows by 16 columns (two chunks) at (row, chunk):
+// Where a lane points load_matrices for 16 rows by 16 columns (two chunks) at (row, chunk), `row` a multiple of 8. A tile's permutation
+// repeats every 8 rows, so that `row` only adds to the address: one address in a register serves all rows.
 //   left operand, rows of the tile are rows of the product:                            plain
 //   right operand, rows of the tile are its columns (A B^T):                           plain, 16 columns of the product a call
 //   right operand, rows of the tile are k (A B):                                       transposed, 16 columns of the product a call
 template <class AnyTile> DEVICE const bf16* left_rows(AnyTile& tile, int row, int chunk) {
-    return tile.at(row + lane() % 16, chunk + lane() / 16);
+    return tile.at(lane() % 16, chunk + lane() / 16) + row * AnyTile::COLUMNS;
 }
 template <class AnyTile> DEVICE const bf16* right_columns(AnyTile& tile, int row, int chunk) {
-    return tile.at(row + lane() / 16 * 8 + lane() % 8, chunk + lane() / 8 % 2);
+    return tile.at(lane() / 16 * 8 + lane() % 8, chunk + lane() / 8 % 2) + row * AnyTile::COLUMNS;
 }
 template <class AnyTile> DEVICE const bf16* right_rows(AnyTile& tile, int row, int chunk) {
-    return tile.at(row + lane() % 16, chunk + lane() / 16);
+    return tile.at(lane() % 16, chunk + lane() / 16) + row * AnyTile::COLUMNS;
 }
 
 // One load of 16 x 16 of a right operand is two of its 16 x 8 parts. Loads before `first` are something else.
@@ -130,12 +131,13 @@ template <int threads, int rows, int head_dim>
 DEVICE void copy_rows(Tile<rows, head_dim>& tile, const bf16* from, int64_t pitch, int count) {
     constexpr int chunks = head_dim / 8;
     constexpr int rows_at_once = threads / chunks;
-    static_assert(rows % rows_at_once == 0);
+    static_assert(rows % rows_at_once == 0 && rows_at_once % 8 == 0); // the tile's permutation repeats every 8 rows
     const int first_row = int(threadIdx.x) / chunks, chunk = int(threadIdx.x) % chunks;
+    bf16* const to = tile.at(first_row, chunk);
     from += first_row * pitch + chunk * 8;
 #pragma unroll
     for (int row = 0; row < rows; row += rows_at_once) {
-        copy_async(tile.at(first_row + row, chunk), from, first_row + row < count);
+        copy_async(to + row * head_dim, from, first_row + row < count);
         from += rows_at_once * pitch;
     }
 }
@@ -303,6 +305,7 @@ DEVICE void take_in(Gathered<columns>& gathered, float (&scores)[1][tiles][4], f
         }
         gathered.maxima[half] = largest;
         gathered.sums[half] = sum;
+        if (factor == 1.0f) continue; // the maximum moves seldom once many keys are seen, and a product with 1 changes no bit
 #pragma unroll
         for (int n = 0; n < columns / 8; ++n) {
             gathered.values[0][n][2 * half] *= factor;
