@@ -285,7 +285,7 @@ static Group& group() { // (behind a pointer: thread-local storage of a library 
 static Result wait_for_ranks(Clique& clique) {
     std::unique_lock lock(clique.mutex);
     clique.changed.wait(lock, [&] { return clique.present == clique.size() || clique.error != SUCCESS; });
-    return clique.error;
+    return clique.present == clique.size() ? SUCCESS : clique.error; // what the others did after that is not this call's error
 }
 
 static Result end_group() {
