@@ -1,6 +1,12 @@
 // What the emulated driver is made of: devices, streams and events. driver*.cpp export CUDA's functions over them; NCCL and
 // cuBLASLt (libraries of their own) put their work into the same streams.
 //
+// Three libraries, compiled as fibers.cpp says and linked with -static-libstdc++ -static-libgcc -Wl,-z,now -Wl,--exclude-libs,ALL:
+//   libcuda.so      all .cpp but the next two; must be loaded first, with RTLD_GLOBAL
+//   libnccl.so      nccl.cpp -lcuda
+//   libcublasLt.so  cublaslt.cpp -lcuda
+// Each has its file's name as SONAME: so the loader finds the one in memory when cudarc or a kernel asks for it by name.
+//
 // No header of NVIDIA's is used: handles are opaque pointers, and the values of enums stand where they are used.
 #pragma once
 
@@ -103,7 +109,7 @@ struct Device {
     // A fatal finding poisons the context: all calls return LAUNCH_FAILED until the last owner releases it (or it is reset).
     std::atomic<bool> lost{false};
     std::mutex mutex;
-    int owners = 0; // cuDevicePrimaryCtxRetain
+    std::atomic<int> owners{0}; // cuDevicePrimaryCtxRetain
     std::shared_ptr<Stream> default_stream;
     std::vector<std::shared_ptr<Stream>> streams; // all but the default one
     std::unordered_set<void*> allocations;        // not yet freed by the program (a free may still be queued)
