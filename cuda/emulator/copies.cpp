@@ -58,6 +58,10 @@ EMULATOR_API void emulator_copy_async(void* shared, const void* global, int byte
     const uint32_t thread = emulator_position.thread;
     const uint64_t to = reinterpret_cast<uint64_t>(shared), from = reinterpret_cast<uint64_t>(global);
     ThreadCopies& mine = copies.threads[thread];
+    if (bytes == 16) { // most copies are the first touch of their line: let both lines come at once
+        __builtin_prefetch(global);
+        __builtin_prefetch(static_cast<const char*>(global) + SHADOW);
+    }
     if (worker.checks.memory) {
         if (to % 16 != 0) refuse_misaligned(thread, to, 16, true, code);
         if (to - arena_base(worker.number) >= ARENA_BYTES) refuse_copy_destination(thread, to, code);

@@ -130,6 +130,3 @@ EMULATOR_API void emulator_clear_findings() {
     std::lock_guard lock(emulator::findings_mutex);
     emulator::findings.clear();
 }
-EMULATOR_API void emulator_report_leaks() {
-    for (int device = 0; device < emulator::settings().devices; ++device) emulator::report_leaks(device);
-}

@@ -100,21 +100,26 @@ void track_race(Worker& worker, uint32_t thread, uint64_t address, uint32_t byte
     const Stamp stamp{copy ? worker.copies->threads[thread].groups.open : races.time, uint16_t(thread), Scope::Thread, copy};
     if (bytes == 16 && offset % 16 == 0) {
         Chunk& chunk = races.chunks[offset / 16];
-        if (chunk.uniform) {
-            touch(worker, access, stamp, chunk.cells[0]);
+        if (chunk.split) {
+            Parts& parts = races.parts[offset / 16];
+            for (Cell& cell : parts.cells) touch(worker, access, stamp, cell);
+            if (write) { // now all cells are equal
+                chunk.split = false;
+                chunk.whole = parts.cells[0];
+            }
         } else {
-            for (Cell& cell : chunk.cells) touch(worker, access, stamp, cell);
-            chunk.uniform = write; // now all cells are equal
+            touch(worker, access, stamp, chunk.whole);
         }
         return;
     }
     for (uint64_t cell = offset / 2; cell <= (offset + bytes - 1) / 2; ++cell) {
         Chunk& chunk = races.chunks[cell / 8];
-        if (chunk.uniform) {
-            for (int i = 1; i < 8; ++i) chunk.cells[i] = chunk.cells[0];
-            chunk.uniform = false;
+        Parts& parts = races.parts[cell / 8];
+        if (!chunk.split) {
+            for (Cell& part : parts.cells) part = chunk.whole;
+            chunk.split = true;
         }
-        touch(worker, access, stamp, chunk.cells[cell % 8]);
+        touch(worker, access, stamp, parts.cells[cell % 8]);
     }
 }
 
