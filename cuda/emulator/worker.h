@@ -61,7 +61,7 @@ struct Worker {
 
     // Threads that can go on, first come first served.
     static constexpr uint32_t QUEUE = 2 * MOST_THREADS;
-    uint16_t ready[QUEUE];
+    uint16_t ready[QUEUE] = {};
     uint32_t ready_first = 0, ready_end = 0;
 
     // Constants of the module that were last found to be so.
