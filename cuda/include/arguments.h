@@ -35,12 +35,14 @@ struct MoveRows {
     int64_t count;
     int64_t width;
 };
-// sum_parts: into[i] += parts[0][i] + parts[1][i] + .. ascending. The second stage of every gradient of a vector of weights.
+// sum_parts: into[i] += the sum of parts[k][i] over k, in an order that depends on `count` only. The second stage of every gradient
+// of a vector of weights. width and pitch are multiples of 4.
 struct SumParts {
-    const float* parts; // [count, width]
+    const float* parts; // [count] rows of `width`, `pitch` floats from one to the next
     float* into;        // [width]
     int64_t count;
     int64_t width;
+    int64_t pitch;
 };
 
 // ---- embedding.cu ----
@@ -53,7 +55,8 @@ struct Embed {
     int64_t rows;
     int64_t width;
 };
-// embed_backward: dtable[ids[u]] += sum of dx[order[j]] for j in starts[u] .. starts[u + 1], ascending. grid.x = unique, grid.y: any.
+// embed_backward: dtable[ids[u]] += sum of dx[order[j]] for j in starts[u] .. starts[u + 1], ascending. grid.x: any, grid-stride over
+// (id, columns).
 struct EmbedBackward {
     const bf16* dx;        // [rows, width]
     const int32_t* order;  // [rows] row numbers, grouped by id, ascending within one
@@ -64,7 +67,12 @@ struct EmbedBackward {
     int64_t width;
 };
 
-// ---- rms_norm.cu: one warp per row, grid.x any, grid-stride over rows; bits depend on width only ----
+// ---- rms_norm.cu: a team of warps per row, grid.x any, grid-stride over rows; bits depend on width only ----
+//
+// rms_norm and rms_norm_backward take rows of up to NORM_WIDTH columns, rms_norm_wide and rms_norm_backward_wide of up to
+// NORM_WIDTH_WIDE.
+constexpr int NORM_WIDTH = 8192;
+constexpr int NORM_WIDTH_WIDE = 20480;
 
 // rms_norm: sum = x + branch (if branch: rounded to bf16, written, and what is normed), y = weight * sum / sqrt(mean(sum^2) + epsilon)
 struct RmsNorm {
@@ -95,8 +103,11 @@ struct RmsNormBackward {
 
 // ---- rotate.cu: bias, RMSNorm of each query and key head, rotary embedding (halves) ----
 
-// rotate: one warp per (row, head), grid.x any, grid-stride. Value heads only get their bias. head_dim 32, 64 or 128:
-// kernels rotate_d32, rotate_d64, rotate_d128.
+// The most columns of a projected row.
+constexpr int PROJECTED_WIDTH = 12288;
+
+// rotate: one warp per row, grid.x any, grid-stride. Value heads only get their bias. head_dim 32, 64 or 128:
+// kernels rotate_d32, rotate_d64, rotate_d128. In place (rotated = projected) is allowed.
 struct Rotate {
     const bf16* projected;   // [rows, (query_heads + 2 key_value_heads) head_dim]
     const float* bias;       // [projected width] or null
@@ -321,7 +332,7 @@ struct AdamW {
 // ---- sum_of_squares.cu ----
 
 // sum_of_squares: parts[block] = sum over that block's chunk in f64. grid.x = number of parts, a function of length alone.
-// sum_of_parts: total[0] = parts ascending, one block.
+// sum_of_parts: total[0] = sum of the parts in a fixed order, one block.
 struct SumOfSquares {
     const float* values;
     double* parts;
