@@ -34,6 +34,11 @@ pub struct LaunchShape {
 
 pub const KEYS_PER_PAGE: usize = 64;
 pub const QUERIES_PER_TILE: usize = 64;
+/// The most columns that `rms_norm` and `rms_norm_wide` take.
+pub const NORM_WIDTH: usize = 8192;
+pub const NORM_WIDTH_WIDE: usize = 20480;
+/// The most columns of a projected row.
+pub const PROJECTED_WIDTH: usize = 12288;
 
 /// New rows of one sequence in a pass.
 #[repr(C)]
@@ -82,6 +87,7 @@ arguments! {
         into: Address,
         count: i64,
         width: i64,
+        pitch: i64,
     }
     struct Embed {
         table: Address,
