@@ -5,5 +5,5 @@ mod ops;
 
 pub use cpu::CpuDevice;
 pub use ops::{
-    AdamWStep, Cotangents, Device, Heads, LinearWeights, Rotation, RotationGradients, Scores, Span, inverse_temperature,
+    AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span, inverse_temperature,
 };
