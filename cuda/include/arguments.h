@@ -248,8 +248,10 @@ struct SwiGluBackward {
 //   OUTPUT  bf16: C = round(AB)   f32: C = AB   add: C += AB in f32
 //   TILE    128x128, 64x64, and 16x64 for few rows; the bits do not depend on it
 // Built: nt_bf16 and nt_f32 in all three tiles, nn_bf16 in all three, tn_add in 128x128 and 64x64.
-// Row pitches are in elements; those of A and B are multiples of 8. m, n, k are free, but a partial chunk of 8 at the end of a row
-// is read (and must be finite; zero for the k side).  grid = (ceil(n / tile_n), ceil(m / tile_m)) in blocks, x fastest.
+// m, n and k are at least 1 and free. Row pitches are in elements, those of A and B multiples of 8; pointers are 16-aligned. Nothing
+// beyond a matrix is read, be it the padding of a row, and nothing but C's m x n elements is written: chunks that reach over an edge
+// are filled with zeros. C is written in 16-byte pieces where its pitch is a multiple of 16 bytes.
+// grid = (ceil(n / tile_n), ceil(m / tile_m)).
 struct Gemm {
     const bf16* a;
     const bf16* b;
@@ -262,7 +264,9 @@ struct Gemm {
     int64_t pitch_c;
 };
 
-// ---- head.cu: one block per row over its logits (f32, not yet divided by the temperature) ----
+// ---- head.cu: one block per row over its logits (f32, finite, not yet divided by the temperature); padding is not read ----
+
+constexpr int64_t HEAD_MAX_VOCABULARY = 262144;
 
 // head_scores. The same log-probability, bit for bit, as head_sample gives.
 struct HeadScores {

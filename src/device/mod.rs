@@ -1,8 +1,10 @@
 //! Buffers and the list of operations; each device implements every operation, forward and backward.
 
+mod choice;
 pub mod cpu;
 mod ops;
 
+pub use choice::DeviceChoice;
 pub use cpu::CpuDevice;
 pub use ops::{
     AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span, inverse_temperature,
