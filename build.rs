@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs};
 
 /// Files of kernels in `cuda/`.
-const KERNELS: &[&str] = &[];
+const KERNELS: &[&str] = &["gemm"];
 
 /// A test's own kernels with planted faults, compiled for the emulated GPU only.
 const PLANTED_FAULTS: &str = "tests/kernels/planted.cu";

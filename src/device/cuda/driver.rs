@@ -71,10 +71,16 @@ impl Gpu {
 
     /// Waits for everything that was asked of the device. On an emulated one, a finding ends the run here.
     pub fn synchronize(&self) {
-        self.expect("waiting for the stream", self.bound().and_then(|()| self.stream.synchronize()));
+        self.expect("waiting for the stream", self.drain());
         if let Some(emulator) = self.emulator {
             emulator.raise_findings();
         }
+    }
+
+    /// Waits without looking at findings.
+    pub fn drain(&self) -> Result<(), CudaError> {
+        self.bound()?;
+        self.stream.synchronize()
     }
 
     // ---- memory ----
