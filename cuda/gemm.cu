@@ -57,16 +57,16 @@ struct AddFloat {
     static constexpr bool ADDS = true;
 };
 
-// Blocks that run at the same time should share rows of A and columns of B in the L2 cache: tiles are visited in bands of this many
-// tile rows, down each column of a band before the next.
+// Blocks that run at the same time should share rows of A and columns of B in the L2 cache: tiles are visited in bands of this
+// many tile rows, down each column of a band before the next.
 constexpr int64_t BAND = 8;
 
 constexpr int STEP = 16; // along k, of one mma
 
 DEVICE int clamp(int64_t value, int limit) { return value < 0 ? 0 : value > limit ? limit : int(value); }
 
-// Starts copying the window of a row-major matrix at `corner` into a tile, zeros where it lies outside: `rows_left` x `columns_left`
-// elements of the matrix lie at and behind the corner. Each thread keeps to one column of chunks.
+// Starts copying the window of a row-major matrix at `corner` into a tile, zeros where it lies outside: `rows_left` x
+// `columns_left` elements of the matrix lie at and behind the corner. Each thread keeps to one column of chunks.
 template <int threads, int rows, int columns>
 DEVICE void copy_window(Tile<rows, columns>& tile, const bf16* corner, int64_t pitch, int64_t rows_left, int64_t columns_left) {
     constexpr int chunks = columns / 8;
@@ -77,7 +77,9 @@ DEVICE void copy_window(Tile<rows, columns>& tile, const bf16* corner, int64_t p
     const bf16* from = corner + first_row * pitch + 8 * chunk;
     if (rows_left >= rows && columns_left >= columns) { // nearly always
 #pragma unroll
-        for (int i = 0; i < rows / rows_at_once; ++i) copy_async(tile.at(first_row + i * rows_at_once, chunk), from + i * rows_at_once * pitch);
+        for (int i = 0; i < rows / rows_at_once; ++i) {
+            copy_async(tile.at(first_row + i * rows_at_once, chunk), from + i * rows_at_once * pitch);
+        }
         return;
     }
     const int bytes = clamp(columns_left - 8 * chunk, 8) * int(sizeof(bf16));
@@ -93,18 +95,21 @@ template <bool along_k, int outer, int depth> struct Operand {
     using Stored = Tile<along_k ? outer : depth, along_k ? depth : outer>;
 
     template <int threads>
-    DEVICE static void copy(Stored& tile, const bf16* matrix, int64_t pitch, int64_t outer_size, int64_t depth_size, int64_t first_outer,
+    DEVICE static void copy(Stored& tile, const bf16* matrix, int64_t pitch, int64_t outer_size, int64_t k, int64_t first_outer,
                             int64_t first_k) {
+        const int64_t outer_left = outer_size - first_outer;
+        const int64_t k_left = k - first_k;
         if constexpr (along_k) {
-            copy_window<threads>(tile, matrix + first_outer * pitch + first_k, pitch, outer_size - first_outer, depth_size - first_k);
+            copy_window<threads>(tile, matrix + first_outer * pitch + first_k, pitch, outer_left, k_left);
         } else {
-            copy_window<threads>(tile, matrix + first_k * pitch + first_outer, pitch, depth_size - first_k, outer_size - first_outer);
+            copy_window<threads>(tile, matrix + first_k * pitch + first_outer, pitch, k_left, outer_left);
         }
     }
 
     // The fragments of 16 * count outer elements from `first` at one step along k. Each 16x16 piece is four 8x8 matrices; A's
     // fragments count the outer half first (a[1] is rows + 8), B's the half along k (b[1] is k + 8).
-    template <bool k_first, int count> DEVICE static void fragments(uint32_t (&registers)[count][4], Stored& tile, int first, int step) {
+    template <bool k_first, int count>
+    DEVICE static void fragments(uint32_t (&registers)[count][4], Stored& tile, int first, int step) {
         const int row = lane() % 8;
         const int fast = lane() / 8 % 2;
         const int slow = lane() / 16;
@@ -199,8 +204,8 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
     }
 
     // The main loop.
-    DEVICE static void accumulate(float (&sums)[TILES_M][TILES_N][4], const Gemm& g, Shared& shared, int64_t first_m, int64_t first_n,
-                                  int warp_m, int warp_n) {
+    DEVICE static void accumulate(float (&sums)[TILES_M][TILES_N][4], const Gemm& g, Shared& shared, int64_t first_m,
+                                  int64_t first_n, int warp_m, int warp_n) {
         const int tiles = int((g.k + TILE_K - 1) / TILE_K);
 #pragma unroll
         for (int i = 0; i < STAGES - 1; ++i) {
@@ -237,8 +242,10 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
         }
     }
 
-    // Turns fragments into rows, 16 at a time, through the warp's strip, so that C is touched in 16-byte pieces and whole sectors.
-    DEVICE static void write(const float (&sums)[TILES_M][TILES_N][4], const Gemm& g, Strip& strip, int64_t first_m, int64_t first_n) {
+    // Turns fragments into rows, 16 at a time, through the warp's strip, so that C is touched in 16-byte pieces and whole
+    // sectors.
+    DEVICE static void write(const float (&sums)[TILES_M][TILES_N][4], const Gemm& g, Strip& strip, int64_t first_m,
+                             int64_t first_n) {
         constexpr int elements = 16 / int(sizeof(Element)); // of a 16-byte piece
         constexpr int pieces = WARP_N / elements;           // of a row
         Element* c = static_cast<Element*>(g.c);
