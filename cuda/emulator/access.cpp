@@ -92,6 +92,14 @@ void refuse_misaligned(uint32_t thread, uint64_t address, uint32_t bytes, bool w
     fail();
 }
 
+void refuse_copy_destination(uint32_t thread, uint64_t address, const void* code) {
+    Finding finding = finding_here(Kind::OutOfBounds, code, int(thread));
+    finding.address = address;
+    finding.text = "asynchronous copy to an address that is not in the block's shared memory";
+    report(finding);
+    fail();
+}
+
 void refuse_access(Worker& worker, uint32_t thread, uint64_t address, uint32_t bytes, bool write, const void* code) {
     const uint8_t* shadow = reinterpret_cast<const uint8_t*>(address + SHADOW);
     const bool shared = zone_of(address) == SHARED;

@@ -36,7 +36,16 @@ void refuse_access(Worker& worker, uint32_t thread, uint64_t address, uint32_t b
 // An address that is neither shared memory nor memory of this device: a constant of the module, or a fault.
 void check_foreign(Worker& worker, uint32_t thread, uint64_t address, uint32_t bytes, bool write, const void* code);
 
-void track_race(Worker& worker, uint32_t thread, uint64_t address, uint32_t bytes, bool write, bool asynchronous, const void* code);
+[[noreturn]] void refuse_copy_destination(uint32_t thread, uint64_t address, const void* code);
+
+// 16 bytes of shared memory that a copy may write: not marked as written before it takes effect.
+inline bool shadow_allows_copy(uint64_t address) {
+    uint64_t state[2];
+    memcpy(state, reinterpret_cast<const void*>(address + SHADOW), 16);
+    return (state[0] & state[1] & every_byte<uint64_t>(ALLOCATED)) == every_byte<uint64_t>(ALLOCATED);
+}
+
+void track_race(Worker& worker, uint32_t thread, uint64_t address, uint32_t bytes, bool write, bool copy, const void* code);
 void count_access(Worker& worker, uint32_t thread, uint64_t address, uint32_t bytes, bool write, const void* code);
 void count_tensor_core(Worker& worker, const void* code, uint64_t operations);
 

@@ -1,6 +1,7 @@
 // Threads of a block as fibers: switching, barriers of the block, and what happens when nobody can go on.
 //
-// Sources of libcuda.so: fibers warp matrix copies access memory findings places launch (.cpp) below the seam of runtime.h, and
+// Sources of libcuda.so: fibers warp matrix copies access memory races counters findings places
+// launch (.cpp) below the seam of runtime.h, and
 // those of the driver above it. Compiled with
 //   g++ -std=c++20 -O2 -g1 -march=x86-64-v3 -ffp-contract=off -fPIC -fvisibility=hidden -shared -Wl,-soname,libcuda.so -pthread
 // and never with a sanitizer.
@@ -78,7 +79,7 @@ static void fiber_main() {
         worker.launch->kernel->entry(worker.arguments());
         Fiber& fiber = worker.fibers[emulator_position.thread];
         fiber.wait = Wait::Returned;
-        thread_returns(worker, emulator_position.thread);
+        copies_thread_returns(worker, emulator_position.thread);
         --worker.live;
         release_barrier_if_complete();
         leave();
@@ -144,6 +145,7 @@ void prepare(Worker& worker, const Launch& launch) {
     }
     const uint32_t warps = (worker.threads + LANES - 1) / LANES;
     if (worker.warps.size() < warps) worker.warps.resize(warps);
+    counters_start_launch(worker);
     emulator_position.threads = worker.threads;
     emulator_position.grid = Dim3{launch.grid[0], launch.grid[1], launch.grid[2]};
 }
@@ -167,13 +169,16 @@ bool Worker::run_block(uint64_t index) {
     // What nobody wrote reads as NaN, and its shadow says that nobody wrote it.
     memset(shared(), 0xff, launch->shared_bytes);
     memset(shared() + SHADOW, ALLOCATED, launch->shared_bytes);
-    start_block(*this);
+    copies_start_block(*this);
+    races_start_block(*this);
+    counters_start_block(*this);
 
     const uint32_t first = ready[ready_first++];
     emulator_position.thread = first;
     emulator_switch(&stack_pointer, fibers[first].stack_pointer);
 
     memset(shared() + SHADOW, UNALLOCATED, launch->shared_bytes);
+    counters_all_meet(*this);
     if (outcome == Outcome::Stuck) report_stuck(*this);
     if (outcome == Outcome::Finished) return true;
     for (uint32_t i = 0; i < threads; ++i) {
@@ -195,7 +200,10 @@ void release_barrier_if_complete() {
         report(finding);
     }
     worker.barrier_arrived = 0;
-    block_synchronised(worker);
+    races_block_synchronised(worker);
+    copies_block_synchronised(worker);
+    counters_all_meet(worker);
+    count_barrier(worker, worker.barrier_code);
     const uint32_t running = emulator_position.thread;
     for (uint32_t i = 0; i < worker.threads; ++i) {
         const uint32_t thread = worker.checks.reverse ? worker.threads - 1 - i : i;

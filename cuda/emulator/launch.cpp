@@ -39,7 +39,7 @@ static void run_blocks(Job& job) {
         if (index >= job.blocks) break;
         if (!worker.run_block(worker.checks.reverse ? job.blocks - 1 - index : index)) job.failed = true;
     }
-    finish_launch(worker);
+    counters_finish_launch(worker);
     give_worker(worker);
 }
 
@@ -99,6 +99,7 @@ bool run(const Launch& launch) {
     Job job;
     job.launch = &launch;
     job.blocks = uint64_t(launch.grid[0]) * launch.grid[1] * launch.grid[2];
+    if (settings().counters) count_launch(launch.kernel->name.c_str(), job.blocks, job.blocks * threads);
     const bool shared_out = job.blocks > 1 && settings().threads != 1;
     if (shared_out) {
         std::lock_guard lock(pool.mutex);

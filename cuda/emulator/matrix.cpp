@@ -61,11 +61,14 @@ EMULATOR_API void emulator_load_matrices(uint32_t* registers, const void* const*
     if (!meet(worker, warp, Operation::LoadMatrices, uint32_t(2 * count + transposed), code)) return;
     for (int i = 0; i < count; ++i) {
         Matrix8x8 matrices[4];
+        uint64_t addresses[LANES];
         for (uint32_t from = 0; from < LANES; ++from) {
             const void* row = static_cast<const void* const*>(warp.sources[from])[i];
+            addresses[from] = reinterpret_cast<uint64_t>(row);
             check_matrix_row(worker, first + from, row, code);
             matrices[from / 8].rows[from % 8] = _mm_loadu_si128(static_cast<const __m128i*>(row));
         }
+        if (worker.checks.counters) count_matrix_rows(worker, addresses, code);
         if (transposed) {
             for (Matrix8x8& matrix : matrices) matrix = transpose(matrix);
         }

@@ -131,11 +131,6 @@ void resolve(const std::vector<const void*>& codes) {
     }
 }
 
-void forget_places() {
-    std::lock_guard lock(places_mutex);
-    places.clear();
-}
-
 static Place find(const void* code) {
     resolve({code});
     std::lock_guard lock(places_mutex);

@@ -36,6 +36,7 @@ void release(Worker& worker, Warp& warp) {
     warp.arrived = 0;
     const uint32_t running = emulator_position.thread;
     const uint32_t first = running / LANES * LANES;
+    counters_warp_meets(worker, running / LANES);
     for (uint32_t i = 0; i < warp.lanes; ++i) {
         const uint32_t thread = first + (worker.checks.reverse ? warp.lanes - 1 - i : i);
         if (thread == running) continue;
@@ -49,7 +50,8 @@ EMULATOR_API void emulator_warp_barrier() {
     const uint32_t number = emulator_position.thread / LANES;
     Warp& warp = worker.warps[number];
     if (!meet(worker, warp, Operation::WarpBarrier, 0, __builtin_return_address(0))) return;
-    warp_synchronised(worker, number);
+    races_warp_synchronised(worker, number);
+    copies_warp_synchronised(worker, number);
     release(worker, warp);
 }
 

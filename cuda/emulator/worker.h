@@ -6,8 +6,11 @@
 #include <memory>
 #include <vector>
 
+#include "copies.h"
+#include "counters.h"
 #include "language.h"
 #include "layout.h"
+#include "races.h"
 #include "runtime.h"
 
 #define EMULATOR_API extern "C" __attribute__((visibility("default")))
@@ -69,6 +72,11 @@ struct Worker {
     uint32_t barrier_arrived = 0;
     const void* barrier_code = nullptr;
 
+    // Of the checkers that are on.
+    std::unique_ptr<Races> races;
+    std::unique_ptr<Copies> copies;
+    std::unique_ptr<Counting, CountingDeleter> counting;
+
     unsigned char* shared() const { return reinterpret_cast<unsigned char*>(arena_base(number)); }
     void* arguments() const { return reinterpret_cast<void*>(private_base(number)); }
 
@@ -95,13 +103,6 @@ void release_barrier_if_complete();
 // which computes for all and then calls release(); the others wait inside, and their results are there when it returns false.
 bool meet(Worker& worker, Warp& warp, Operation operation, uint32_t parameter, const void* code);
 void release(Worker& worker, Warp& warp);
-
-// What checkers do at these points.
-void start_block(Worker& worker);
-void block_synchronised(Worker& worker);
-void warp_synchronised(Worker& worker, uint32_t warp);
-void thread_returns(Worker& worker, uint32_t thread);
-void finish_launch(Worker& worker);
 
 // A finding about the running thread, or about another of its block.
 Finding finding_here(Kind kind, const void* code, int thread = -1);

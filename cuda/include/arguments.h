@@ -196,7 +196,8 @@ struct AttentionDecode {
     const bf16* rotated;
     const AttentionSpan* spans;
     bf16* const* pages;
-    float* partial; // [spans, key_value_heads, segments, 16, head_dim + 2]: not yet normalised output, maximum, sum
+    float* partial; // [spans, key_value_heads, segments, 16 (head_dim + 2)]: not yet normalised outputs [16, head_dim], then
+                    // maximum and sum of each row [16, 2]
     bf16* output;
     int64_t segment;
     int32_t span_count;

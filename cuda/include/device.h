@@ -140,7 +140,14 @@ DEVICE float square_root(float x) {
 #endif
 }
 
-DEVICE float maximum(float a, float b) { return a > b ? a : b; }
+// The larger of two numbers; of two zeros or beside a NaN it is either.
+DEVICE float maximum(float a, float b) {
+#ifdef LEARNER_EMULATOR
+    return a > b ? a : b;
+#else
+    return fmaxf(a, b);
+#endif
+}
 template <class T> DEVICE T minimum(T a, T b) { return a < b ? a : b; }
 
 // ---- vector access to memory: always through these, so that one access is one instruction in both worlds ----
