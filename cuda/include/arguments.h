@@ -345,3 +345,66 @@ struct SumOfSquares {
     int64_t length;
     int64_t count; // of parts
 };
+
+// ---- probes.cu: what the two-bodied functions of include/ give on known inputs, for a test to hold a GPU and the emulated one
+// against what the PTX ISA documents. One block each, threads as in NAME_launch. ----
+
+// probe_numbers: of each pair (x, y), and for z = x * y in f32.
+constexpr int PROBED_NUMBERS = 8;
+struct ProbeNumbers {
+    const float* x;   // [count]
+    const float* y;   // [count]
+    uint32_t* packed; // [count] pack(x, y)
+    float* results;   // [count, PROBED_NUMBERS]: exp2_fast(x), log_precise(x), exp_precise(x), expm1_precise(x), square_root(x),
+                      // multiply_add(x, y, -z), maximum(x, y), z
+    int64_t count;
+};
+// probe_warp: one warp, lane l gives values[l].
+struct ProbeWarp {
+    const float* values;  // [32]
+    const int32_t* from;  // [32] whose value lane l asks for
+    float* shuffled;      // [32] shuffle(value, from[l])
+    float* exchanged;     // [5, 32] shuffle_xor(value, 1 << i)
+    float* sums;          // [5, 32] warp_sum<2 << i>
+    float* maxima;        // [5, 32] warp_maximum<2 << i>
+};
+// probe_block: block_sum and block_maximum of a block's values, as each thread sees them.
+constexpr int PROBE_THREADS = 128;
+struct ProbeBlock {
+    const float* values; // [PROBE_THREADS]
+    float* sums;         // [PROBE_THREADS]
+    float* maxima;       // [PROBE_THREADS]
+};
+// probe_memory: `from` copied by load16/store16, load8/store8, load4/store4, unpack8/pack8, load_floats/store_floats, in this order.
+constexpr int PROBED_COPIES = 5;
+struct ProbeMemory {
+    const uint32_t* from; // [128], read as bf16 by the fourth
+    uint32_t* to;         // [PROBED_COPIES, 128]
+};
+// probe_copies: one warp; lane l copies the first bytes[l] (0 to 16) of chunk l of `from` to shared memory with copy_async_part, even
+// lanes in one group and odd lanes in the next. Shared memory holds ones before.
+struct ProbeCopies {
+    const uint32_t* from; // [32, 4]
+    const int32_t* bytes; // [32]
+    uint32_t* to;         // [32, 4] what shared memory holds after
+};
+// probe_matrices: one warp; load_matrices<2> and load_matrices_transposed<2>. Lane l of call i points at row rows[i][l] of `matrix`.
+struct ProbeMatrices {
+    const bf16* matrix;       // [64, 8]
+    const int32_t* rows;      // [2, 32]
+    uint32_t* registers;      // [32, 2, 4] by lane
+    uint32_t* transposed;     // [32, 2, 4]
+};
+// probe_multiply: one warp; multiply<2, 3> on fragments given by lane.
+struct ProbeMultiply {
+    const uint32_t* a; // [32, 2, 4]
+    const uint32_t* b; // [32, 3, 2]
+    const float* c;    // [32, 2, 3, 4]
+    float* result;     // as c
+};
+// probe_tile: where Tile<64, columns>::at puts each chunk, in elements from the tile's start, for columns 32, 64 and 128.
+struct ProbeTile {
+    int32_t* columns32;  // [64, 4]
+    int32_t* columns64;  // [64, 8]
+    int32_t* columns128; // [64, 16]
+};
