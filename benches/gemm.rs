@@ -8,7 +8,6 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use learner::device::cpu::gemm::{PackedWeights, forward, input_gradient, weight_gradient};
-use learner::device::cpu::kernel::Mode;
 use learner::device::cpu::simd::InstructionSet;
 
 const SHAPES: [(usize, usize, usize); 14] = [
@@ -63,8 +62,8 @@ fn main() {
         let (mut y, mut dx, mut dw) = (vec![0.0; rows * outputs], vec![0.0; rows * inputs], vec![0.0; outputs * inputs]);
         let operations = 2.0 * (rows * outputs * inputs) as f64 / 1e9;
         let shape = (rows, outputs, inputs);
-        let ours = operations / fastest(|| forward(set, black_box(&x), &packed, &mut y, rows, Mode::Store));
-        let input = operations / fastest(|| input_gradient(set, black_box(&dy), &w, &mut dx, shape, Mode::Store));
+        let ours = operations / fastest(|| forward(set, black_box(&x), &packed, &mut y, rows));
+        let input = operations / fastest(|| input_gradient(set, black_box(&dy), &w, &mut dx, shape));
         let weight = operations / fastest(|| weight_gradient(set, black_box(&dy), &x, &mut dw, shape));
         let peer = operations
             / fastest(|| {

@@ -2,16 +2,19 @@
 
 use std::path::PathBuf;
 
+use super::device::{self, Work};
 use super::setup::{self, Text};
 use super::train::{SettingArguments, evaluation_rows};
 use super::{CliError, OutputArguments, print_json, signals::StopSignal};
 use crate::agent::{Rollout, Surroundings};
+use crate::config::RunFile;
+use crate::device::Device;
 use crate::engine::BuiltinEngine;
 use crate::evaluate::{HeldOut, Stream, evaluate};
 use crate::grader::Grader;
 use crate::report::Reporter;
 use crate::stage::stream::EVALUATE_COMMAND;
-use crate::types::{Episode, Progress};
+use crate::types::{Episode, Progress, Task};
 
 #[derive(clap::Args)]
 pub struct EvaluateArguments {
@@ -38,17 +41,36 @@ pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<()
     if pool.is_empty() {
         return Err(CliError::Refused("there are no tasks to evaluate on".into()));
     }
+    let choice = run_file.device().map_err(CliError::Refused)?;
+    device::run_on(choice, Evaluating { run_file, pool, output })
+}
+
+/// An evaluation that is about to start.
+struct Evaluating<'a> {
+    run_file: RunFile,
+    /// What is evaluated on.
+    pool: Vec<Task>,
+    output: &'a OutputArguments,
+}
+
+impl Work for Evaluating<'_> {
+    fn on<D: Device>(self, device: D) -> Result<(), CliError> {
+        measure(device, &self.run_file, &self.pool, self.output)
+    }
+}
+
+fn measure<D: Device>(device: D, run_file: &RunFile, pool: &[Task], output: &OutputArguments) -> Result<(), CliError> {
     let text = Text::load(run_file.model.directory.as_deref())?;
     setup::set_threads(run_file.run.threads)?;
-    let model = setup::load_model(&run_file, &text)?;
+    let model = setup::load_model(device, run_file, &text)?;
     setup::check_length(&model, run_file.agent.max_tokens, "agent.max_tokens")?;
-    let sandbox = setup::start_sandbox(&run_file)?;
+    let sandbox = setup::start_sandbox(run_file)?;
     let workers = sandbox.parallel();
     let grader = Grader::new(sandbox, run_file.grader.clone());
     let stop = StopSignal::listen()?;
     let reporter = Reporter::new(output.verbosity(), output.json);
 
-    let held_out = HeldOut::draw(&pool, &run_file.evaluate, run_file.run.seed);
+    let held_out = HeldOut::draw(pool, &run_file.evaluate, run_file.run.seed);
     let total = (held_out.main.len() + held_out.structure.len()) * run_file.evaluate.samples;
     let phase = reporter.phase("evaluate", Some(total as u64));
     let mut passed = 0;

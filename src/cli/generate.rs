@@ -5,10 +5,12 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::device::{self, Work};
 use super::setup::{self, Text};
 use super::{CliError, OutputArguments, print_json, print_text};
+use crate::device::{Device, DeviceChoice};
 use crate::engine::{self, BuiltinEngine, Engine, Finish, SampleKey};
-use crate::text::{Role, Turn};
+use crate::text::{ChatFormat, Role, Turn};
 
 #[derive(clap::Args)]
 pub struct GenerateArguments {
@@ -32,6 +34,9 @@ pub struct GenerateArguments {
     temperature: f32,
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Where the model runs: cpu, cuda[:N] or emulated
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: DeviceChoice,
 }
 
 #[derive(Serialize)]
@@ -71,7 +76,29 @@ pub fn run(arguments: &GenerateArguments, output: &OutputArguments) -> Result<()
     if prompt_ids.is_empty() {
         return Err(CliError::Refused("the prompt is empty".into()));
     }
-    let model = setup::load_model_from(&arguments.model, &text)?;
+    let choice = arguments.device;
+    device::run_on(choice, Generating { arguments, settings, text: &text, format, prompt_ids, output })
+}
+
+/// A generation that is about to start.
+struct Generating<'a> {
+    arguments: &'a GenerateArguments,
+    settings: engine::Settings,
+    text: &'a Text,
+    format: ChatFormat<'a>,
+    prompt_ids: Vec<u32>,
+    output: &'a OutputArguments,
+}
+
+impl Work for Generating<'_> {
+    fn on<D: Device>(self, device: D) -> Result<(), CliError> {
+        generate(device, self)
+    }
+}
+
+fn generate<D: Device>(device: D, generating: Generating<'_>) -> Result<(), CliError> {
+    let Generating { arguments, settings, text, format, prompt_ids, output } = generating;
+    let model = setup::load_model_from(device, &arguments.model, text)?;
     setup::check_length(&model, prompt_ids.len() + arguments.max_tokens, "prompt and --max-tokens together")?;
     let mut engine = BuiltinEngine::new(&model, settings, format.stop_token(), text.tokenizer.vocabulary_size());
     let sequence = engine.open(SampleKey { seed: arguments.seed, stream: 0, step: 0, task: 0, sample: 0 });

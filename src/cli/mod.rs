@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand, `setup.rs` for what several need.
 
 mod config;
+mod device;
 mod doctor;
 mod evaluate;
 mod generate;

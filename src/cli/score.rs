@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use super::device::{self, Work};
 use super::{CliError, print_json, print_text};
-use crate::device::CpuDevice;
+use crate::device::{Device, DeviceChoice};
 use crate::model::Model;
 use crate::types::Batch;
 
@@ -19,6 +20,9 @@ pub struct ScoreArguments {
     /// Temperature of the distribution that is scored
     #[arg(long, default_value_t = 1.0)]
     pub temperature: f32,
+    /// Where the model runs: cpu, cuda[:N] or emulated
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    pub device: DeviceChoice,
 }
 
 /// What `--json` prints: for each list one number per id but the first, which has no prefix.
@@ -36,9 +40,26 @@ pub fn run(arguments: &ScoreArguments, json: bool) -> Result<(), CliError> {
         return Err(CliError::Refused(format!("--temperature is {}, expected a positive number", arguments.temperature)));
     }
     let lists = read_ids(arguments)?;
-    let model = Model::load(CpuDevice::new(), &arguments.model).map_err(|error| CliError::Refused(error.to_string()))?;
-    check_ids(arguments, &lists, model.config().vocabulary, model.config().max_positions)?;
-    let report = score_lists(&model, &lists, arguments.temperature);
+    device::run_on(arguments.device, Scoring { arguments, lists: &lists, json })
+}
+
+/// A scoring that is about to start.
+struct Scoring<'a> {
+    arguments: &'a ScoreArguments,
+    lists: &'a [Vec<u32>],
+    json: bool,
+}
+
+impl Work for Scoring<'_> {
+    fn on<D: Device>(self, device: D) -> Result<(), CliError> {
+        score(device, self.arguments, self.lists, self.json)
+    }
+}
+
+fn score<D: Device>(device: D, arguments: &ScoreArguments, lists: &[Vec<u32>], json: bool) -> Result<(), CliError> {
+    let model = Model::load(device, &arguments.model).map_err(|error| CliError::Refused(error.to_string()))?;
+    check_ids(arguments, lists, model.config().vocabulary, model.config().max_positions)?;
+    let report = score_lists(&model, lists, arguments.temperature);
     if json {
         return print_json(&report);
     }
@@ -76,7 +97,7 @@ fn check_ids(arguments: &ScoreArguments, lists: &[Vec<u32>], vocabulary: usize, 
 }
 
 /// Scores consecutive lists together, up to [`TOKENS_PER_PASS`] tokens at a time; how they are grouped does not change a bit.
-fn score_lists(model: &Model<CpuDevice>, lists: &[Vec<u32>], temperature: f32) -> ScoreReport {
+fn score_lists<D: Device>(model: &Model<D>, lists: &[Vec<u32>], temperature: f32) -> ScoreReport {
     let mut report = ScoreReport { log_probs: Vec::new(), entropy: Vec::new() };
     let mut rest = lists;
     while !rest.is_empty() {

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use super::CliError;
 use crate::agent::demonstrable;
 use crate::config::RunFile;
-use crate::device::CpuDevice;
+use crate::device::Device;
 use crate::model::{Model, ModelConfig};
 use crate::sandbox::Sandbox;
 use crate::task;
@@ -42,10 +42,9 @@ impl Text {
 }
 
 /// Loads or draws the policy.
-pub fn load_model(run_file: &RunFile, text: &Text) -> Result<Model<CpuDevice>, CliError> {
-    let device = CpuDevice::new();
+pub fn load_model<D: Device>(device: D, run_file: &RunFile, text: &Text) -> Result<Model<D>, CliError> {
     if let Some(directory) = &run_file.model.directory {
-        return load_model_from(directory, text);
+        return load_model_from(device, directory, text);
     }
     let mut table = run_file.model.initialise.clone().unwrap_or_default();
     let vocabulary = text.tokenizer.vocabulary_size() as i64;
@@ -60,7 +59,7 @@ pub fn load_model(run_file: &RunFile, text: &Text) -> Result<Model<CpuDevice>, C
 }
 
 /// Refuses episodes longer than the model was made for.
-pub fn check_length(model: &Model<CpuDevice>, max_tokens: usize, setting: &str) -> Result<(), CliError> {
+pub fn check_length<D: Device>(model: &Model<D>, max_tokens: usize, setting: &str) -> Result<(), CliError> {
     let most = model.config().max_positions;
     if max_tokens > most {
         let message = format!("{setting} = {max_tokens}: the model was made for at most {most} tokens (max_position_embeddings)");
@@ -86,8 +85,8 @@ pub fn check_demonstrable(run_file: &RunFile, tasks: &[Task]) -> Result<(), CliE
     }
 }
 
-pub fn load_model_from(directory: &Path, text: &Text) -> Result<Model<CpuDevice>, CliError> {
-    let model = Model::load(CpuDevice::new(), directory).map_err(CliError::refused)?;
+pub fn load_model_from<D: Device>(device: D, directory: &Path, text: &Text) -> Result<Model<D>, CliError> {
+    let model = Model::load(device, directory).map_err(CliError::refused)?;
     let (entries, rows) = (text.tokenizer.vocabulary_size(), model.config().vocabulary);
     if entries > rows {
         let message = format!("{}: tokenizer.json has {entries} entries, the model only {rows} rows", directory.display());

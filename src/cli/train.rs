@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use serde_json::Value;
 
+use super::device::{self, Work};
 use super::setup::{self, Tasks, Text, bytes};
 use super::{CliError, OutputArguments, print_json, signals::StopSignal};
 use crate::config::{ConfigError, Layers, RunFile};
-use crate::device::{CpuDevice, Device};
+use crate::device::Device;
 use crate::evaluate::{Evaluation, HeldOut};
 use crate::grader::Grader;
 use crate::model::{Model, ModelConfig};
@@ -121,6 +122,25 @@ const RUN_FILE: &str = "run.toml";
 pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), CliError> {
     let started = Instant::now();
     let (run_file, directory) = open_run(arguments)?;
+    let choice = run_file.device().map_err(CliError::Refused)?;
+    device::run_on(choice, Training { run_file, directory, output, started })
+}
+
+/// A run that is about to start or to go on.
+struct Training<'a> {
+    run_file: RunFile,
+    directory: RunDirectory,
+    output: &'a OutputArguments,
+    started: Instant,
+}
+
+impl Work for Training<'_> {
+    fn on<D: Device>(self, device: D) -> Result<(), CliError> {
+        train(device, self)
+    }
+}
+
+fn train<D: Device>(device: D, Training { run_file, directory, output, started }: Training<'_>) -> Result<(), CliError> {
     let tasks = Tasks::load(&run_file)?;
     setup::set_threads(run_file.run.threads)?;
     let stop = StopSignal::listen()?;
@@ -130,8 +150,8 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     let text = Text::load(checkpoint.as_deref().or(run_file.model.directory.as_deref()))?;
     let format = text.format()?;
     let (model, state) = match &checkpoint {
-        Some(checkpoint) => resume(checkpoint, &tasks, &text)?,
-        None => (setup::load_model(&run_file, &text)?, RunState::start(tasks.sha256())),
+        Some(checkpoint) => resume(device, checkpoint, &tasks, &text)?,
+        None => (setup::load_model(device, &run_file, &text)?, RunState::start(tasks.sha256())),
     };
     setup::check_length(&model, run_file.agent.max_tokens, "agent.max_tokens")?;
     let sandbox = setup::start_sandbox(&run_file)?;
@@ -241,13 +261,13 @@ fn latest_checkpoint(run_file: &RunFile, directory: &RunDirectory) -> Result<Opt
 }
 
 /// The model and the state of a checkpoint.
-fn resume(checkpoint: &Path, tasks: &Tasks, text: &Text) -> Result<(Model<CpuDevice>, RunState), CliError> {
+fn resume<D: Device>(device: D, checkpoint: &Path, tasks: &Tasks, text: &Text) -> Result<(Model<D>, RunState), CliError> {
     let state: RunState = Checkpoints::load_state(checkpoint).map_err(CliError::failed)?;
     if state.tasks_sha256 != tasks.sha256() {
         let message = format!("{}: the tasks have changed since; put them back, or start another run", checkpoint.display());
         return Err(CliError::Refused(message));
     }
-    Ok((setup::load_model_from(checkpoint, text)?, state))
+    Ok((setup::load_model_from(device, checkpoint, text)?, state))
 }
 
 /// Creates the run directory, its run file last (a directory without one is no run), and locks it for as long as the

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use layers::{ConfigError, Layers};
 pub use recipes::{RECIPES, recipe};
 
+use crate::device::DeviceChoice;
 use crate::train::{CheckpointSettings, StepSettings};
 use crate::{agent, engine, evaluate, grader, sandbox, stage};
 
@@ -41,7 +42,7 @@ pub struct RunSettings {
     /// Names the run directory under `runs/` when `--out` does not.
     pub name: String,
     pub seed: u64,
-    /// Where the model runs: `cpu`.
+    /// Where the model runs: `cpu`, `cuda`, `cuda:N` (the GPU numbered N), or `emulated:N` (N GPUs emulated on the CPU).
     pub device: String,
     /// Threads of the model; 0 takes all cores. The result does not depend on it.
     pub threads: usize,
@@ -86,6 +87,14 @@ impl Default for TaskSettings {
 }
 
 impl RunFile {
+    /// Where the model runs.
+    ///
+    /// # Errors
+    /// The name is none of a device.
+    pub fn device(&self) -> Result<DeviceChoice, String> {
+        self.run.device.parse()
+    }
+
     /// Checks every setting.
     ///
     /// # Errors
@@ -95,9 +104,7 @@ impl RunFile {
         if name.is_empty() || name.contains(['/', '\\', '\0']) || name.starts_with('.') {
             return Err(format!("run.name = {name:?}: must be a plain folder name"));
         }
-        if self.run.device != "cpu" {
-            return Err(format!("run.device = {:?}: this build knows only \"cpu\"", self.run.device));
-        }
+        self.device().map_err(|problem| format!("run.device: {problem}"))?;
         match (&self.model.directory, &self.model.initialise) {
             (Some(_), Some(_)) => return Err("model.directory and model.initialise: give one of them".into()),
             (None, None) => return Err("model: give --model DIR, model.directory or [model.initialise]".into()),

@@ -1,9 +1,11 @@
 //! Buffers and the list of operations; each device implements every operation, forward and backward.
 
+mod choice;
 pub mod cpu;
 mod ops;
 
+pub use choice::DeviceChoice;
 pub use cpu::CpuDevice;
 pub use ops::{
-    AdamWStep, Cotangents, Device, Heads, LinearWeights, Rotation, RotationGradients, Scores, Span, inverse_temperature,
+    AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span, inverse_temperature,
 };

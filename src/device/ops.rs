@@ -5,6 +5,21 @@
 //! overwritten unless said otherwise. Whatever an operation computes for a row depends on that row alone, bit for bit, except
 //! in attention, where it depends on the rows before it in its own sequence, and in weight gradients, which sum rows in a fixed order.
 
+/// What a buffer is for: it decides the precision that the device keeps it in, and its line in the allocation table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Parameters as the optimizer changes them, in f32; products read their [`Device::Packed`] copy.
+    Weights,
+    /// Sums of gradients, in f32.
+    Gradients,
+    /// Moments, in f32.
+    Optimizer,
+    /// What flows between operations, forward and backward, in the device's activation precision.
+    Activations,
+    /// Small things whose precision matters: log-sum-exp, rotary tables. In f32.
+    Statistics,
+}
+
 /// Heads of an attention layer. A projected row holds queries, keys and values: `[query_heads + 2 key_value_heads, head_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
@@ -116,8 +131,10 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn describe(&self) -> String;
 
     // ---- buffers ----
-    fn zeros(&self, length: usize) -> Self::Buffer;
-    fn upload(&self, values: &[f32]) -> Self::Buffer;
+    /// Bytes of one number of [`Role::Activations`].
+    fn activation_bytes(&self) -> usize;
+    fn zeros(&self, role: Role, length: usize) -> Self::Buffer;
+    fn upload(&self, role: Role, values: &[f32]) -> Self::Buffer;
     fn length(&self, buffer: &Self::Buffer) -> usize;
     /// `buffer[offset..offset + values.len()] = values`
     fn write(&self, buffer: &mut Self::Buffer, offset: usize, values: &[f32]);
@@ -138,8 +155,8 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn pack(&self, weights: &Self::Buffer, outputs: usize, inputs: usize) -> Self::Packed;
     fn repack(&self, weights: &Self::Buffer, packed: &mut Self::Packed);
     fn packed_bytes(&self, packed: &Self::Packed) -> usize;
-    /// `y[rows, outputs] = x[rows, inputs] W^T`, or `y +=` it where `add`
-    fn linear(&self, x: &Self::Buffer, weights: LinearWeights<'_, Self>, y: &mut Self::Buffer, rows: usize, add: bool);
+    /// `y[rows, outputs] = x[rows, inputs] W^T`
+    fn linear(&self, x: &Self::Buffer, weights: LinearWeights<'_, Self>, y: &mut Self::Buffer, rows: usize);
     /// `dx[rows, inputs] = dy[rows, outputs] W`
     fn linear_input_gradient(&self, dy: &Self::Buffer, weights: LinearWeights<'_, Self>, dx: &mut Self::Buffer, rows: usize);
     /// `dw[outputs, inputs] += dy[rows, outputs]^T x[rows, inputs]`
@@ -161,6 +178,19 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
 
     // ---- RMSNorm: y = weight * x / sqrt(mean(x^2) + epsilon) (Zhang and Sennrich 2019) ----
     fn rms_norm(&self, x: &Self::Buffer, weight: &Self::Buffer, epsilon: f32, rows: usize, width: usize, y: &mut Self::Buffer);
+    /// A residual connection and the norm after it in one pass over memory: `sum = x + branch`, `y = norm(sum)`.
+    #[allow(clippy::too_many_arguments)]
+    fn add_rms_norm(
+        &self,
+        x: &Self::Buffer,
+        branch: &Self::Buffer,
+        weight: &Self::Buffer,
+        epsilon: f32,
+        rows: usize,
+        width: usize,
+        sum: &mut Self::Buffer,
+        y: &mut Self::Buffer,
+    );
     /// `dx += ..`, so that the gradient of a residual stream collects its branches; `dweight += ..`
     #[allow(clippy::too_many_arguments)]
     fn rms_norm_backward(
@@ -253,10 +283,11 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     // ---- optimizer ----
     /// Sum of squares in f64, over fixed chunks in ascending order.
     fn sum_of_squares(&self, buffer: &Self::Buffer) -> f64;
-    /// AdamW (Loshchilov and Hutter 2019) in PyTorch's form; `first` and `second` are the moments.
+    /// AdamW (Loshchilov and Hutter 2019) in PyTorch's form; `first` and `second` are the moments. Brings `packed` up to date.
     fn adamw(
         &self,
         weights: &mut Self::Buffer,
+        packed: Option<&mut Self::Packed>,
         gradient: &Self::Buffer,
         first: &mut Self::Buffer,
         second: &mut Self::Buffer,

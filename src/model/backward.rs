@@ -20,10 +20,11 @@ impl<D: Device> Model<D> {
         let pass = Pass::of_batch(batch);
         self.backward_head(workspace, batch, temperature, cotangents, gradients);
         let table = self.rotary_table(&pass);
-        let Workspace { layers, shared, .. } = workspace;
-        for (names, activations) in self.layout.layers.iter().zip(layers).rev() {
-            self.backward_mlp(names, &pass, shared, activations, gradients);
-            self.backward_attention(names, &pass, &table, shared, activations, gradients);
+        let Workspace { streams, layers, shared, .. } = workspace;
+        let layers = self.layout.layers.iter().zip(layers).zip(streams.chunks_exact(2));
+        for ((names, activations), streams) in layers.rev() {
+            self.backward_mlp(names, &pass, shared, activations, &streams[1], gradients);
+            self.backward_attention(names, &pass, &table, shared, activations, &streams[0], gradients);
         }
         let table_gradient = &mut gradients.buffers[self.layout.embedding];
         self.device.embed_backward(&shared.dstream, &pass.ids, self.config.hidden, table_gradient);
@@ -59,13 +60,15 @@ impl<D: Device> Model<D> {
         device.scatter_rows(&scored.dstream, &batch.scored_rows, hidden, &mut shared.dstream);
     }
 
-    /// `dstream` passes the MLP's residual connection unchanged and gains what comes through the MLP.
+    /// From `stream`, the residual stream before the MLP. `dstream` passes the MLP's residual connection unchanged and gains what comes through the MLP.
+    #[allow(clippy::too_many_arguments)]
     fn backward_mlp(
         &self,
         names: &LayerIndices,
         pass: &Pass,
         shared: &mut Shared<D>,
         activations: &mut LayerActivations<D>,
+        stream: &D::Buffer,
         gradients: &mut Gradients<D>,
     ) {
         let (device, config, rows) = (&self.device, &self.config, pass.ids.len());
@@ -81,11 +84,11 @@ impl<D: Device> Model<D> {
         device.linear_weight_gradient(&shared.dstream, &shared.activated, down, rows, hidden, intermediate);
         device.linear_input_gradient(dgate_up, parameters[gate_up].linear(), &mut shared.dnormed, rows);
         let norm = &parameters[names.mlp_norm].values;
-        device.rms_norm(&activations.middle, norm, config.norm_epsilon, rows, hidden, &mut shared.normed);
+        device.rms_norm(stream, norm, config.norm_epsilon, rows, hidden, &mut shared.normed);
         device.linear_weight_gradient(dgate_up, &shared.normed, &mut gradients[gate_up], rows, 2 * intermediate, hidden);
         device.rms_norm_backward(
             &shared.dnormed,
-            &activations.middle,
+            stream,
             norm,
             config.norm_epsilon,
             rows,
@@ -96,6 +99,7 @@ impl<D: Device> Model<D> {
     }
 
     /// The same for attention.
+    #[allow(clippy::too_many_arguments)]
     fn backward_attention(
         &self,
         names: &LayerIndices,
@@ -103,6 +107,7 @@ impl<D: Device> Model<D> {
         table: &D::Buffer,
         shared: &mut Shared<D>,
         activations: &LayerActivations<D>,
+        stream: &D::Buffer,
         gradients: &mut Gradients<D>,
     ) {
         let (device, config, rows) = (&self.device, &self.config, pass.ids.len());
@@ -127,12 +132,12 @@ impl<D: Device> Model<D> {
         device.rotate_backward(projected, &rotation, &mut shared.dprojected, rotation_gradients(names, gradients));
         device.linear_input_gradient(&shared.dprojected, parameters[names.projection].linear(), &mut shared.dnormed, rows);
         let norm = &parameters[names.input_norm].values;
-        device.rms_norm(&activations.input, norm, config.norm_epsilon, rows, hidden, &mut shared.normed);
+        device.rms_norm(stream, norm, config.norm_epsilon, rows, hidden, &mut shared.normed);
         let projection = &mut gradients[names.projection];
         device.linear_weight_gradient(&shared.dprojected, &shared.normed, projection, rows, heads.projected_width(), hidden);
         device.rms_norm_backward(
             &shared.dnormed,
-            &activations.input,
+            stream,
             norm,
             config.norm_epsilon,
             rows,

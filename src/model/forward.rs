@@ -6,36 +6,39 @@ use super::config::ModelConfig;
 use super::generate::KeyValueCache;
 use super::parameters::LayerIndices;
 use super::{Batch, Model};
-use crate::device::{Device, Rotation, Span};
+use crate::device::{Device, Role, Rotation, Span};
 
 /// What the backward needs of one layer. `T` tokens, `h` hidden, `p` projected width, `a` query width, `m` intermediate.
 pub(super) struct LayerActivations<D: Device> {
-    pub input: D::Buffer,             // [T, h] residual stream before the layer
     pub projected: Option<D::Buffer>, // [T, p] before the query/key norms, where there are such
     pub rotated: D::Buffer,           // [T, p]
     pub attended: D::Buffer,          // [T, a]
-    pub log_sum_exp: D::Buffer,       // [T, query heads]
-    pub middle: D::Buffer,            // [T, h] residual stream between attention and MLP
+    pub log_sum_exp: D::Buffer,       // [T, query heads], statistics
     pub gate_up: D::Buffer,           // [T, 2 m]
 }
 
-/// Floats per token that [`LayerActivations`] keeps in one layer.
-pub(super) fn floats_per_token_and_layer(config: &ModelConfig) -> usize {
+/// Bytes per token that a training pass keeps of one layer: [`LayerActivations`] and two states of the residual stream.
+pub(super) fn bytes_per_token_and_layer<D: Device>(device: &D, config: &ModelConfig) -> usize {
     let heads = config.heads();
     let projections = if config.query_key_norms() { 2 } else { 1 };
-    2 * config.hidden + projections * heads.projected_width() + heads.query_width() + heads.query_heads + 2 * config.intermediate
+    let activations = 2 * config.hidden + projections * heads.projected_width() + heads.query_width() + 2 * config.intermediate;
+    activations * device.activation_bytes() + heads.query_heads * size_of::<f32>()
 }
 
-/// Floats per token of the memory shared by all layers, forward and backward.
-pub(super) fn floats_per_token(config: &ModelConfig) -> usize {
+/// Bytes per token of the memory shared by all layers, forward and backward.
+pub(super) fn bytes_per_token<D: Device>(device: &D, config: &ModelConfig) -> usize {
     let heads = config.heads();
-    8 * config.hidden + 2 * heads.projected_width() + heads.query_width() + 2 * config.intermediate
+    let activations = 10 * config.hidden + 2 * heads.projected_width() + heads.query_width() + 2 * config.intermediate;
+    activations * device.activation_bytes()
 }
 
 /// Memory that passes reuse: it grows to the largest batch seen. Names as in [`LayerActivations`], `S` scored rows.
 pub(super) struct Workspace<D: Device> {
     tokens: usize,
     scored_rows: usize,
+    /// `[T, h]` the residual stream before each half layer (attention, then MLP). A training pass keeps them all; a pass that
+    /// keeps nothing uses two in turn.
+    pub streams: Vec<D::Buffer>,
     /// One set per layer after a training pass; a pass that keeps nothing uses only the first.
     pub layers: Vec<LayerActivations<D>>,
     pub shared: Shared<D>,
@@ -46,7 +49,7 @@ pub(super) struct Workspace<D: Device> {
 
 /// Buffers that every layer uses in turn.
 pub(super) struct Shared<D: Device> {
-    pub stream: D::Buffer,     // [T, h] residual stream
+    pub branch: D::Buffer,     // [T, h] what a half layer adds to the residual stream
     pub normed: D::Buffer,     // [T, h]
     pub projected: D::Buffer,  // [T, p]
     pub activated: D::Buffer,  // [T, m]
@@ -59,6 +62,8 @@ pub(super) struct Shared<D: Device> {
 
 /// Buffers over the rows that the head reads.
 pub(super) struct Scored<D: Device> {
+    pub before: D::Buffer,  // [S, h] residual stream before the last half layer
+    pub branch: D::Buffer,  // [S, h] what that half layer adds
     pub stream: D::Buffer,  // [S, h] residual stream
     pub normed: D::Buffer,  // [S, h] its final norm
     pub dstream: D::Buffer, // [S, h]
@@ -68,14 +73,13 @@ pub(super) struct Scored<D: Device> {
 impl<D: Device> LayerActivations<D> {
     fn new(device: &D, config: &ModelConfig, tokens: usize) -> Self {
         let heads = config.heads();
+        let buffer = |width: usize| device.zeros(Role::Activations, tokens * width);
         LayerActivations {
-            input: device.zeros(tokens * config.hidden),
-            projected: config.query_key_norms().then(|| device.zeros(tokens * heads.projected_width())),
-            rotated: device.zeros(tokens * heads.projected_width()),
-            attended: device.zeros(tokens * heads.query_width()),
-            log_sum_exp: device.zeros(tokens * heads.query_heads),
-            middle: device.zeros(tokens * config.hidden),
-            gate_up: device.zeros(tokens * 2 * config.intermediate),
+            projected: config.query_key_norms().then(|| buffer(heads.projected_width())),
+            rotated: buffer(heads.projected_width()),
+            attended: buffer(heads.query_width()),
+            log_sum_exp: device.zeros(Role::Statistics, tokens * heads.query_heads),
+            gate_up: buffer(2 * config.intermediate),
         }
     }
 }
@@ -83,9 +87,9 @@ impl<D: Device> LayerActivations<D> {
 impl<D: Device> Shared<D> {
     fn new(device: &D, config: &ModelConfig, tokens: usize) -> Self {
         let heads = config.heads();
-        let buffer = |width: usize| device.zeros(tokens * width);
+        let buffer = |width: usize| device.zeros(Role::Activations, tokens * width);
         Shared {
-            stream: buffer(config.hidden),
+            branch: buffer(config.hidden),
             normed: buffer(config.hidden),
             projected: buffer(heads.projected_width()),
             activated: buffer(config.intermediate),
@@ -100,8 +104,8 @@ impl<D: Device> Shared<D> {
 
 impl<D: Device> Scored<D> {
     fn new(device: &D, config: &ModelConfig, rows: usize) -> Self {
-        let buffer = || device.zeros(rows * config.hidden);
-        Scored { stream: buffer(), normed: buffer(), dstream: buffer(), dnormed: buffer() }
+        let buffer = || device.zeros(Role::Activations, rows * config.hidden);
+        Scored { before: buffer(), branch: buffer(), stream: buffer(), normed: buffer(), dstream: buffer(), dnormed: buffer() }
     }
 }
 
@@ -110,6 +114,7 @@ impl<D: Device> Workspace<D> {
         Workspace {
             tokens: 0,
             scored_rows: 0,
+            streams: Vec::new(),
             layers: Vec::new(),
             shared: Shared::new(device, config, 0),
             scored: Scored::new(device, config, 0),
@@ -120,10 +125,14 @@ impl<D: Device> Workspace<D> {
     /// Makes room for a pass. What must grow is dropped first, so that old and new never exist together.
     fn reserve(&mut self, device: &D, config: &ModelConfig, tokens: usize, scored_rows: usize, layers: usize) {
         if tokens > self.tokens {
+            self.streams.clear();
             self.layers.clear();
             self.shared = Shared::new(device, config, 0);
             self.tokens = tokens.next_multiple_of(64);
             self.shared = Shared::new(device, config, self.tokens);
+        }
+        while self.streams.len() < 2 * layers {
+            self.streams.push(device.zeros(Role::Activations, self.tokens * config.hidden));
         }
         while self.layers.len() < layers {
             self.layers.push(LayerActivations::new(device, config, self.tokens));
@@ -150,7 +159,11 @@ impl<D: Device> RotaryTable<D> {
         let frequencies = (0..config.head_dim / 2)
             .map(|pair| 1.0 / (config.rope_theta as f32).powf((2 * pair) as f32 / config.head_dim as f32))
             .collect();
-        RotaryTable { head_dim: config.head_dim, frequencies, table: Mutex::new((0, Arc::new(device.zeros(0)))) }
+        RotaryTable {
+            head_dim: config.head_dim,
+            frequencies,
+            table: Mutex::new((0, Arc::new(device.zeros(Role::Statistics, 0)))),
+        }
     }
 
     /// A table of at least `positions` rows; it doubles when it must grow.
@@ -164,7 +177,7 @@ impl<D: Device> RotaryTable<D> {
                 values.extend(angles.clone().map(|angle| angle.cos() as f32));
                 values.extend(angles.map(|angle| angle.sin() as f32));
             }
-            *table = (rows, Arc::new(device.upload(&values)));
+            *table = (rows, Arc::new(device.upload(Role::Statistics, &values)));
         }
         table.1.clone()
     }
@@ -205,33 +218,34 @@ pub(super) enum Caches<'a, 'b, D: Device> {
 impl<D: Device> Model<D> {
     /// Runs whole sequences and leaves what the head reads in `workspace.scored.normed`.
     pub(super) fn forward_batch(&self, workspace: &mut Workspace<D>, batch: &Batch, keep: bool) {
-        let pass = Pass::of_batch(batch);
-        self.forward(workspace, &pass, Caches::Fresh, keep, batch.scored_rows.len());
-        self.final_norm(workspace, &batch.scored_rows);
+        self.forward(workspace, &Pass::of_batch(batch), Caches::Fresh, keep, &batch.scored_rows);
     }
 
-    /// Runs a pass through all layers; the residual stream ends up in `workspace.shared.stream`. With `keep`, every layer leaves
-    /// what its backward needs.
+    /// Runs a pass through all layers and norms `scored_rows` of the residual stream for the head: `workspace.scored.normed`.
+    /// With `keep`, every layer leaves what its backward needs.
     pub(super) fn forward(
         &self,
         workspace: &mut Workspace<D>,
         pass: &Pass,
         mut caches: Caches<'_, '_, D>,
         keep: bool,
-        scored_rows: usize,
+        scored_rows: &[usize],
     ) {
-        let (device, config) = (&self.device, &self.config);
+        let (device, config, rows) = (&self.device, &self.config, pass.ids.len());
         if let Some(id) = pass.ids.iter().find(|&&id| id as usize >= config.vocabulary) {
             panic!("token id {id} is not below the vocabulary of {}: the caller must check", config.vocabulary);
         }
-        let layers = if keep { config.layers } else { 1 };
-        workspace.reserve(device, config, pass.ids.len(), scored_rows, layers);
-        let Workspace { layers, shared, caches: fresh, .. } = workspace;
+        workspace.reserve(device, config, rows, scored_rows.len(), if keep { config.layers } else { 1 });
+        let Workspace { streams, layers, shared, scored, caches: fresh, .. } = workspace;
         while matches!(caches, Caches::Fresh) && fresh.len() < pass.spans.len() {
             fresh.push(device.new_key_values(config.heads()));
         }
         let table = self.rotary_table(pass);
-        device.embed(&self.parameters[self.layout.embedding].values, &pass.ids, config.hidden, &mut shared.stream);
+        let (epsilon, hidden) = (config.norm_epsilon, config.hidden);
+        let weight = |index: usize| &self.parameters[index].values;
+        let place = |half_layer: usize| if keep { half_layer } else { half_layer % 2 };
+
+        device.embed(weight(self.layout.embedding), &pass.ids, hidden, &mut streams[0]);
         for (index, names) in self.layout.layers.iter().enumerate() {
             let mut key_values: Vec<&mut D::KeyValues> = match &mut caches {
                 Caches::Fresh => {
@@ -242,12 +256,34 @@ impl<D: Device> Model<D> {
                 Caches::Kept(kept) => kept.iter_mut().map(|cache| &mut cache.layers[index]).collect(),
             };
             let activations = &mut layers[if keep { index } else { 0 }];
-            self.forward_layer(names, pass, &table, &mut key_values, shared, activations, keep);
+            for (half, norm) in [(2 * index, names.input_norm), (2 * index + 1, names.mlp_norm)] {
+                // stream += the branch of the half layer before this one, then the norm that opens this one
+                match half.checked_sub(1) {
+                    None => device.rms_norm(&streams[0], weight(norm), epsilon, rows, hidden, &mut shared.normed),
+                    Some(before) => {
+                        let (before, here) = two(streams, place(before), place(half));
+                        let Shared { branch, normed, .. } = &mut *shared;
+                        device.add_rms_norm(before, branch, weight(norm), epsilon, rows, hidden, here, normed);
+                    }
+                }
+                if half % 2 == 0 {
+                    self.forward_attention(names, pass, &table, &mut key_values, shared, activations, keep);
+                } else {
+                    self.forward_mlp(names, rows, shared, activations);
+                }
+            }
         }
+        let last = &streams[place(2 * config.layers - 1)];
+        device.gather_rows(last, scored_rows, hidden, &mut scored.before);
+        device.gather_rows(&shared.branch, scored_rows, hidden, &mut scored.branch);
+        let (norm, count) = (weight(self.layout.final_norm), scored_rows.len());
+        let Scored { before, branch, stream, normed, .. } = scored;
+        device.add_rms_norm(before, branch, norm, epsilon, count, hidden, stream, normed);
     }
 
+    /// `branch = output(attention(rotate(projection(normed))))`
     #[allow(clippy::too_many_arguments)]
-    fn forward_layer(
+    fn forward_attention(
         &self,
         names: &LayerIndices,
         pass: &Pass,
@@ -257,30 +293,22 @@ impl<D: Device> Model<D> {
         activations: &mut LayerActivations<D>,
         keep: bool,
     ) {
-        let (device, config, rows) = (&self.device, &self.config, pass.ids.len());
-        let (hidden, epsilon, heads) = (config.hidden, config.norm_epsilon, config.heads());
-        let parameters = &self.parameters;
-
-        // Attention: stream += output(attention(rotate(projection(norm(stream)))))
-        device.rms_norm(&shared.stream, &parameters[names.input_norm].values, epsilon, rows, hidden, &mut shared.normed);
+        let (device, rows, parameters) = (&self.device, pass.ids.len(), &self.parameters);
         let projected = activations.projected.as_mut().unwrap_or(&mut shared.projected);
-        device.linear(&shared.normed, parameters[names.projection].linear(), projected, rows, false);
+        device.linear(&shared.normed, parameters[names.projection].linear(), projected, rows);
         device.rotate(projected, &self.rotation(names, table, &pass.positions), &mut activations.rotated);
         let log_sum_exp = keep.then_some(&mut activations.log_sum_exp);
-        device.attention(&activations.rotated, heads, &pass.spans, key_values, &mut activations.attended, log_sum_exp);
-        if keep {
-            device.copy(&shared.stream, &mut activations.input, rows * hidden);
-        }
-        device.linear(&activations.attended, parameters[names.output].linear(), &mut shared.stream, rows, true);
+        let attended = &mut activations.attended;
+        device.attention(&activations.rotated, self.config.heads(), &pass.spans, key_values, attended, log_sum_exp);
+        device.linear(attended, parameters[names.output].linear(), &mut shared.branch, rows);
+    }
 
-        // MLP: stream += down(swiglu(gate_up(norm(stream))))
-        device.rms_norm(&shared.stream, &parameters[names.mlp_norm].values, epsilon, rows, hidden, &mut shared.normed);
-        device.linear(&shared.normed, parameters[names.gate_up].linear(), &mut activations.gate_up, rows, false);
-        device.swiglu(&activations.gate_up, rows, config.intermediate, &mut shared.activated);
-        if keep {
-            device.copy(&shared.stream, &mut activations.middle, rows * hidden);
-        }
-        device.linear(&shared.activated, parameters[names.down].linear(), &mut shared.stream, rows, true);
+    /// `branch = down(swiglu(gate_up(normed)))`
+    fn forward_mlp(&self, names: &LayerIndices, rows: usize, shared: &mut Shared<D>, activations: &mut LayerActivations<D>) {
+        let (device, parameters) = (&self.device, &self.parameters);
+        device.linear(&shared.normed, parameters[names.gate_up].linear(), &mut activations.gate_up, rows);
+        device.swiglu(&activations.gate_up, rows, self.config.intermediate, &mut shared.activated);
+        device.linear(&shared.activated, parameters[names.down].linear(), &mut shared.branch, rows);
     }
 
     pub(super) fn rotation<'a>(&'a self, names: &LayerIndices, table: &'a D::Buffer, positions: &'a [usize]) -> Rotation<'a, D> {
@@ -298,13 +326,10 @@ impl<D: Device> Model<D> {
     pub(super) fn rotary_table(&self, pass: &Pass) -> Arc<D::Buffer> {
         self.rotary.covering(&self.device, pass.positions.iter().max().map_or(0, |last| last + 1))
     }
+}
 
-    /// Gathers `rows` of the residual stream and norms them: what the head reads.
-    pub(super) fn final_norm(&self, workspace: &mut Workspace<D>, rows: &[usize]) {
-        let (device, config) = (&self.device, &self.config);
-        let Workspace { shared, scored, .. } = workspace;
-        device.gather_rows(&shared.stream, rows, config.hidden, &mut scored.stream);
-        let weight = &self.parameters[self.layout.final_norm].values;
-        device.rms_norm(&scored.stream, weight, config.norm_epsilon, rows.len(), config.hidden, &mut scored.normed);
-    }
+/// Two different elements, the first to read and the second to write.
+fn two<T>(values: &mut [T], read: usize, write: usize) -> (&T, &mut T) {
+    let (low, high) = values.split_at_mut(read.max(write));
+    if read < write { (&low[read], &mut high[0]) } else { (&high[0], &mut low[write]) }
 }

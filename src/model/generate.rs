@@ -2,7 +2,7 @@
 
 use super::Model;
 use super::forward::{Caches, Pass};
-use crate::device::Device;
+use crate::device::{Device, Role};
 
 /// Keys and values of one sequence at every layer. A clone starts another continuation of the same prefix.
 pub struct KeyValueCache<D: Device> {
@@ -56,7 +56,7 @@ impl<D: Device> Model<D> {
     pub fn extend(&self, extensions: &mut [Extension<'_, D>]) -> Hidden<D> {
         assert!(extensions.iter().all(|extension| !extension.tokens.is_empty()), "an extension without tokens");
         let (rows, hidden) = (extensions.len(), self.config.hidden);
-        let mut buffer = self.device.zeros(rows * hidden);
+        let mut buffer = self.device.zeros(Role::Activations, rows * hidden);
         let mut workspace = self.workspace();
         let (mut first, mut done) = (0, 0); // the first unfinished extension, and how many of its tokens have been run
         while first < rows {
@@ -67,12 +67,11 @@ impl<D: Device> Model<D> {
             let pass = Pass::pack(new_tokens);
             let finished = part.iter().zip(&pieces).filter(|(extension, piece)| piece.end == extension.tokens.len()).count();
             let mut caches: Vec<&mut KeyValueCache<D>> = part.iter_mut().map(|extension| &mut *extension.cache).collect();
-            self.forward(&mut workspace, &pass, Caches::Kept(&mut caches), false, finished);
+            let last_rows: Vec<usize> = pass.spans[..finished].iter().map(|span| span.start + span.length - 1).collect();
+            self.forward(&mut workspace, &pass, Caches::Kept(&mut caches), false, &last_rows);
             for (cache, span) in caches.iter_mut().zip(&pass.spans) {
                 cache.length += span.length;
             }
-            let last_rows: Vec<usize> = pass.spans[..finished].iter().map(|span| span.start + span.length - 1).collect();
-            self.final_norm(&mut workspace, &last_rows);
             let places: Vec<usize> = (first..first + finished).collect();
             self.device.scatter_rows(&workspace.scored.normed, &places, hidden, &mut buffer);
             done = pieces.get(finished).map_or(0, |piece| piece.end);

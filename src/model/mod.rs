@@ -24,7 +24,7 @@ pub use error::ModelError;
 pub use generate::{Extension, Hidden, KeyValueCache};
 pub use parameters::{Gradients, Kind};
 
-use crate::device::Device;
+use crate::device::{Device, Role};
 use crate::types::{Batch, Key, Purpose};
 use forward::{RotaryTable, Workspace};
 pub(crate) use parameters::{Layout, Parameter};
@@ -89,7 +89,7 @@ impl<D: Device> Model<D> {
             let values: Vec<f32> = (0..parameter.entry.length())
                 .map(|_| if deviation > 0.0 { (deviation * key.normal()) as f32 } else { mean })
                 .collect();
-            parameter.values = model.device.upload(&values);
+            parameter.values = model.device.upload(Role::Weights, &values);
         }
         model.pack_all();
         model
@@ -100,7 +100,7 @@ impl<D: Device> Model<D> {
         let parameters = layout
             .entries
             .iter()
-            .map(|entry| Parameter { entry: entry.clone(), values: device.zeros(entry.length()), packed: None })
+            .map(|entry| Parameter { entry: entry.clone(), values: device.zeros(Role::Weights, entry.length()), packed: None })
             .collect();
         let rotary = RotaryTable::new(&device, &config);
         let workspace = Mutex::new(Workspace::new(&device, &config));
@@ -147,14 +147,14 @@ impl<D: Device> Model<D> {
         let weights = self.parameter_count() * float;
         let packed = self.parameters.iter().filter_map(|parameter| parameter.packed.as_ref());
         let heads = self.config.heads();
-        let kept = forward::floats_per_token_and_layer(&self.config) * self.config.layers;
+        let kept = forward::bytes_per_token_and_layer(&self.device, &self.config) * self.config.layers;
         Memory {
             weights,
             packed: packed.map(|packed| self.device.packed_bytes(packed)).sum(),
             gradients: weights,
             optimizer: 2 * weights,
-            activations_per_token: (kept + forward::floats_per_token(&self.config)) * float,
-            key_values_per_token: 2 * heads.key_value_width() * self.config.layers * float,
+            activations_per_token: kept + forward::bytes_per_token(&self.device, &self.config),
+            key_values_per_token: 2 * heads.key_value_width() * self.config.layers * self.device.activation_bytes(),
         }
     }
 
@@ -242,8 +242,8 @@ impl<D: Device> Model<D> {
         let mut workspace = self.workspace();
         self.forward_batch(&mut workspace, batch, false);
         let (rows, vocabulary) = (batch.scored_rows.len(), self.config.vocabulary);
-        let mut logits = self.device.zeros(rows * vocabulary);
-        self.device.linear(&workspace.scored.normed, self.parameters[self.layout.head].linear(), &mut logits, rows, false);
+        let mut logits = self.device.zeros(Role::Activations, rows * vocabulary);
+        self.device.linear(&workspace.scored.normed, self.parameters[self.layout.head].linear(), &mut logits, rows);
         self.device.read(&logits, 0, rows * vocabulary)
     }
 }

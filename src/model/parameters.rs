@@ -4,7 +4,7 @@
 //! serves them all; a Hugging Face tensor is then a range of a stored one.
 
 use super::config::ModelConfig;
-use crate::device::{Device, LinearWeights};
+use crate::device::{Device, LinearWeights, Role};
 
 /// What a stored tensor is, for initialisation and weight decay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,7 +189,7 @@ pub struct Gradients<D: Device> {
 
 impl<D: Device> Gradients<D> {
     pub(crate) fn new(device: &D, layout: &std::sync::Arc<Layout>) -> Gradients<D> {
-        let buffers = layout.entries.iter().map(|entry| device.zeros(entry.length())).collect();
+        let buffers = layout.entries.iter().map(|entry| device.zeros(Role::Gradients, entry.length())).collect();
         Gradients { device: device.clone(), layout: layout.clone(), buffers }
     }
 

@@ -172,7 +172,19 @@ impl<D: Device> Run<'_, D> {
 
         let started = Instant::now();
         let rate = learning_rate(step as u64, total as u64, &settings.schedule);
-        let metrics = self.update(&samples, rate as f32);
+        let mut metrics = self.update(&samples, rate as f32);
+        if samples.is_empty() {
+            // Nothing to learn from, but sampling and training can still be compared.
+            let shown: Vec<Sample> = groups
+                .iter()
+                .find(|group| !group.episodes.is_empty())
+                .into_iter()
+                .flat_map(|group| &group.episodes)
+                .map(|episode| Sample::of(&episode.transcript, 0.0))
+                .collect();
+            let (temperature, step) = (self.context.settings.engine.temperature, &self.context.settings.step);
+            metrics.mismatch = mismatch_of(&shown, &self.learner.trainer.recompute_log_probs(&shown, temperature, step));
+        }
         let train_seconds = started.elapsed().as_secs_f64();
 
         if metrics.skipped && metrics.tokens_trained > 0 {
@@ -285,13 +297,7 @@ impl<D: Device> Run<'_, D> {
             return trainer.policy_step(samples, None, &policy, rate, step);
         }
         let old = trainer.recompute_log_probs(samples, temperature, step);
-        let mut mismatch = Mismatch::default();
-        for (sample, old) in samples.iter().zip(&old) {
-            let trained = |values: &[f32]| -> Vec<f32> {
-                values.iter().zip(&sample.trained).filter(|(_, trained)| **trained).map(|(value, _)| *value).collect()
-            };
-            mismatch.merge(&Mismatch::measure(&trained(&sample.sampled_log_probs), &trained(old)));
-        }
+        let mismatch = mismatch_of(samples, &old);
         let mut total = StepMetrics { skipped: true, ..StepMetrics::default() };
         for update in 0..rl.updates_per_rollout {
             let part = |index: usize| index % rl.updates_per_rollout == update;
@@ -315,6 +321,18 @@ fn gather(episodes: &[Episode], group_size: usize) -> Vec<Group> {
             Group { task_id: attempts[0].task_id.clone(), dropped: (attempts.len() - episodes.len()) as u32, episodes }
         })
         .collect()
+}
+
+/// Sampled against recomputed log-probabilities, `[samples][tokens]`, over the trained tokens.
+fn mismatch_of(samples: &[Sample], recomputed: &[Vec<f32>]) -> Mismatch {
+    let mut mismatch = Mismatch::default();
+    for (sample, recomputed) in samples.iter().zip(recomputed) {
+        let trained = |values: &[f32]| -> Vec<f32> {
+            values.iter().zip(&sample.trained).filter(|(_, trained)| **trained).map(|(value, _)| *value).collect()
+        };
+        mismatch.merge(&Mismatch::measure(&trained(&sample.sampled_log_probs), &trained(recomputed)));
+    }
+    mismatch
 }
 
 /// The sequences to train on: every attempt of every group whose outcomes differ.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::{AdamWStep, Device};
+use crate::device::{AdamWStep, Device, Role};
 use crate::model::{Gradients, Model, ModelError};
 
 /// The constants of AdamW.
@@ -35,7 +35,7 @@ pub struct AdamW<D: Device> {
 impl<D: Device> AdamW<D> {
     pub fn new(model: &Model<D>, settings: AdamWSettings) -> AdamW<D> {
         let device = model.device().clone();
-        let zeros = || model.layout().entries.iter().map(|entry| device.zeros(entry.length())).collect();
+        let zeros = || model.layout().entries.iter().map(|entry| device.zeros(Role::Optimizer, entry.length())).collect();
         AdamW { settings, first: zeros(), second: zeros(), steps: 0, device }
     }
 
@@ -66,8 +66,8 @@ impl<D: Device> AdamW<D> {
                 gradient_scale,
             };
             let gradient = &gradients.buffers[index];
-            device.adamw(&mut parameter.values, gradient, &mut self.first[index], &mut self.second[index], step);
-            model.repack(index);
+            let (first, second) = (&mut self.first[index], &mut self.second[index]);
+            device.adamw(&mut parameter.values, parameter.packed.as_mut(), gradient, first, second, step);
         }
         norm
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use learner::cli::score::{ScoreArguments, run};
-use learner::device::CpuDevice;
+use learner::device::{CpuDevice, DeviceChoice};
 use learner::model::{Model, ModelConfig};
 use learner::types::Batch;
 use safetensors::tensor::TensorView;
@@ -132,7 +132,10 @@ fn score_refuses_bad_input_with_one_line() {
     let ids = directory.path().join("ids.json");
     let run_with = |text: &str, temperature: f32| {
         std::fs::write(&ids, text).expect("an id file");
-        run(&ScoreArguments { model: directory.path().to_path_buf(), ids: ids.clone(), temperature }, true)
+        run(
+            &ScoreArguments { model: directory.path().to_path_buf(), ids: ids.clone(), temperature, device: DeviceChoice::Cpu },
+            true,
+        )
     };
     assert!(run_with("[[1, 2, 3], [4]]", 1.0).is_ok());
     for (text, mention) in

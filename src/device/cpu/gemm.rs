@@ -50,8 +50,8 @@ impl PackedWeights {
 /// Cache budget, in floats, of the rows of `a` that a piece of work walks for every panel (half of a 512 KiB L2).
 const ROWS_BUDGET: usize = 32 * 1024;
 
-/// `y[rows, outputs] = x[rows, inputs] W^T`, or `y +=` it with [`Mode::Add`].
-pub fn forward(set: InstructionSet, x: &[f32], weights: &PackedWeights, y: &mut [f32], rows: usize, mode: Mode) {
+/// `y[rows, outputs] = x[rows, inputs] W^T`
+pub fn forward(set: InstructionSet, x: &[f32], weights: &PackedWeights, y: &mut [f32], rows: usize) {
     let (outputs, inputs) = (weights.outputs, weights.inputs);
     assert!(x.len() >= rows * inputs && y.len() >= rows * outputs, "a buffer is too short for {rows} rows");
     let row_block = (ROWS_BUDGET / inputs.max(1)).clamp(24, 192) / 6 * 6;
@@ -77,21 +77,20 @@ pub fn forward(set: InstructionSet, x: &[f32], weights: &PackedWeights, y: &mut 
             b_step: PANEL,
             c: target.pointer().wrapping_add(row * outputs + column),
             c_row: outputs,
-            mode,
+            mode: Mode::Store,
         };
         // SAFETY: rows and columns lie inside x, panels and y by the assertion above; each piece writes its own part of y.
         unsafe { multiply(set, &block) };
     });
 }
 
-/// `dx[rows, inputs] = dy[rows, outputs] W`, `W: [outputs, inputs]`; or `dx +=` it with [`Mode::Add`].
+/// `dx[rows, inputs] = dy[rows, outputs] W`, `W: [outputs, inputs]`
 pub fn input_gradient(
     set: InstructionSet,
     dy: &[f32],
     weights: &[f32],
     dx: &mut [f32],
     (rows, outputs, inputs): (usize, usize, usize),
-    mode: Mode,
 ) {
     assert!(
         weights.len() >= outputs * inputs && dy.len() >= rows * outputs && dx.len() >= rows * inputs,
@@ -121,7 +120,7 @@ pub fn input_gradient(
                     b_step: PANEL,
                     c: target.pointer().wrapping_add(row * inputs + first * PANEL),
                     c_row: inputs,
-                    mode,
+                    mode: Mode::Store,
                 };
                 // SAFETY: inside dy, scratch and dx by the assertion above; each piece writes its own columns of dx.
                 unsafe { multiply(set, &block) };
@@ -232,22 +231,10 @@ mod tests {
             for set in InstructionSet::available() {
                 for rows in 1..=most {
                     let mut y = vec![f32::NAN; rows * outputs];
-                    forward(set, &x, &packed, &mut y, rows, Mode::Store);
+                    forward(set, &x, &packed, &mut y, rows);
                     assert_eq!(bits(&y), bits(&expected[..rows * outputs]), "{} {rows}x{outputs}x{inputs}", set.name());
                 }
             }
-        }
-    }
-
-    #[test]
-    fn add_mode_adds_the_finished_product() {
-        let (rows, outputs, inputs) = (13, 37, 29);
-        let (x, w, start) = (numbers(rows * inputs, 1), numbers(outputs * inputs, 2), numbers(rows * outputs, 3));
-        let expected: Vec<f32> = chain(&x, &w, rows, outputs, inputs).iter().zip(&start).map(|(sum, c)| c + sum).collect();
-        for set in InstructionSet::available() {
-            let mut y = start.clone();
-            forward(set, &x, &PackedWeights::pack(&w, outputs, inputs), &mut y, rows, Mode::Add);
-            assert_eq!(bits(&y), bits(&expected), "{}", set.name());
         }
     }
 
@@ -274,7 +261,7 @@ mod tests {
                 for set in InstructionSet::available() {
                     let (mut dx, mut dw) = (vec![f32::NAN; rows * inputs], start.clone());
                     pool.install(|| {
-                        input_gradient(set, &dy, &w, &mut dx, (rows, outputs, inputs), Mode::Store);
+                        input_gradient(set, &dy, &w, &mut dx, (rows, outputs, inputs));
                         weight_gradient(set, &dy, &x, &mut dw, (rows, outputs, inputs));
                     });
                     assert_eq!(bits(&dx), bits(&dx_expected), "input gradient, {}", set.name());

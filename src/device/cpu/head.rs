@@ -1,7 +1,6 @@
 //! The language-model head: logits in bounded chunks of rows, reduced at once to a log-probability, an entropy or a sampled id.
 
 use super::gemm::{self, PackedWeights};
-use super::kernel::Mode;
 use super::parallel::{Shared, for_each};
 use super::simd::{InstructionSet, LANES, exp, fold_lanes, maximum, vectorised};
 use crate::device::ops::{Cotangents, Scores, inverse_temperature};
@@ -99,7 +98,7 @@ fn for_each_row_of_logits(
             scratch.resize(count * vocabulary, 0.0);
         }
         let logits = &mut scratch[..count * vocabulary];
-        gemm::forward(set, &hidden[first * weights.inputs..], weights, logits, count, Mode::Store);
+        gemm::forward(set, &hidden[first * weights.inputs..], weights, logits, count);
         let shared = Shared::new(logits);
         for_each(count, count * vocabulary * 4, |index| {
             // SAFETY: each piece owns its row of the chunk.
@@ -163,7 +162,7 @@ pub fn backward(
     };
     for_each_row_of_logits(set, scratch, hidden, packed, targets.len(), row, |first, count, dlogits| {
         let shape = (count, vocabulary, inputs);
-        gemm::input_gradient(set, dlogits, weights, &mut dhidden[first * inputs..], shape, Mode::Store);
+        gemm::input_gradient(set, dlogits, weights, &mut dhidden[first * inputs..], shape);
         gemm::weight_gradient(set, dlogits, &hidden[first * inputs..], dweights, shape);
     });
 }

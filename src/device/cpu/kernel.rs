@@ -19,8 +19,6 @@ pub enum Mode {
     Store,
     /// The chain of each output starts from `c`.
     Continue,
-    /// `c += a b`: the chain starts from 0 and is added at the end (best where `c` is much larger than the product).
-    Add,
 }
 
 /// `c[rows, columns] (+)= a[rows, depth] * b[depth, columns]`, addressed by strides in elements.
@@ -80,7 +78,7 @@ fn next_rows(left: usize) -> usize {
 /// how many panels a tile takes at once: enough independent chains to hide the latency of a fused multiply-add.
 macro_rules! vector_kernel {
     ($name:ident, $features:literal, $vector:ty, $width:literal, $zero:ident, $load:ident, $store:ident, $broadcast:ident, $fma:ident,
-     $add:ident, $panels:expr) => {
+     $panels:expr) => {
         #[cfg(target_arch = "x86_64")]
         mod $name {
             use super::{Block, Mode, PANEL, next_rows};
@@ -212,11 +210,7 @@ macro_rules! vector_kernel {
                         for p in 0..TILE_PANELS {
                             for v in 0..VECTORS {
                                 let target = c.add(r * block.c_row + p * PANEL + v * $width);
-                                let value: $vector = match block.mode {
-                                    Mode::Add => $add($load(target), sums[r][p][v]),
-                                    Mode::Store | Mode::Continue => sums[r][p][v],
-                                };
-                                $store(target, value);
+                                $store(target, sums[r][p][v]);
                             }
                         }
                     }
@@ -236,7 +230,6 @@ vector_kernel!(
     _mm256_storeu_ps,
     _mm256_set1_ps,
     _mm256_fmadd_ps,
-    _mm256_add_ps,
     [0, 4, 3, 2, 1, 1, 1]
 );
 vector_kernel!(
@@ -249,7 +242,6 @@ vector_kernel!(
     _mm512_storeu_ps,
     _mm512_set1_ps,
     _mm512_fmadd_ps,
-    _mm512_add_ps,
     [0, 8, 6, 4, 4, 4, 4]
 );
 
@@ -288,9 +280,7 @@ mod scalar {
                     *sum = factor.mul_add(value, *sum);
                 }
             }
-            for (target, &sum) in c.iter_mut().zip(&sums) {
-                *target = if block.mode == Mode::Add { *target + sum } else { sum };
-            }
+            c.copy_from_slice(&sums[..columns]);
         }
     }
 }

@@ -14,10 +14,10 @@ pub mod simd;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::ops::{AdamWStep, Cotangents, Device, Heads, LinearWeights, Rotation, RotationGradients, Scores, Span};
+use super::ops::{AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span};
 pub use attention::KeyValues;
 use gemm::PackedWeights;
-use kernel::{Mode, PANEL};
+use kernel::PANEL;
 use rows::RotationSlices;
 use simd::InstructionSet;
 
@@ -66,10 +66,6 @@ fn slices<'a>(rotation: &Rotation<'a, CpuDevice>) -> RotationSlices<'a> {
     }
 }
 
-fn mode(add: bool) -> Mode {
-    if add { Mode::Add } else { Mode::Store }
-}
-
 impl Device for CpuDevice {
     type Buffer = Vec<f32>;
     type Packed = PackedWeights;
@@ -79,10 +75,13 @@ impl Device for CpuDevice {
         format!("CPU, {}, {} threads", self.set.name(), rayon::current_num_threads())
     }
 
-    fn zeros(&self, length: usize) -> Vec<f32> {
+    fn activation_bytes(&self) -> usize {
+        size_of::<f32>()
+    }
+    fn zeros(&self, _role: Role, length: usize) -> Vec<f32> {
         vec![0.0; length]
     }
-    fn upload(&self, values: &[f32]) -> Vec<f32> {
+    fn upload(&self, _role: Role, values: &[f32]) -> Vec<f32> {
         values.to_vec()
     }
     fn length(&self, buffer: &Vec<f32>) -> usize {
@@ -123,11 +122,11 @@ impl Device for CpuDevice {
     fn packed_bytes(&self, packed: &PackedWeights) -> usize {
         packed.bytes()
     }
-    fn linear(&self, x: &Vec<f32>, weights: LinearWeights<'_, Self>, y: &mut Vec<f32>, rows: usize, add: bool) {
-        gemm::forward(self.set, x, weights.packed, y, rows, mode(add));
+    fn linear(&self, x: &Vec<f32>, weights: LinearWeights<'_, Self>, y: &mut Vec<f32>, rows: usize) {
+        gemm::forward(self.set, x, weights.packed, y, rows);
     }
     fn linear_input_gradient(&self, dy: &Vec<f32>, weights: LinearWeights<'_, Self>, dx: &mut Vec<f32>, rows: usize) {
-        gemm::input_gradient(self.set, dy, weights.values, dx, (rows, weights.outputs, weights.inputs), Mode::Store);
+        gemm::input_gradient(self.set, dy, weights.values, dx, (rows, weights.outputs, weights.inputs));
     }
     fn linear_weight_gradient(&self, dy: &Vec<f32>, x: &Vec<f32>, dw: &mut Vec<f32>, rows: usize, outputs: usize, inputs: usize) {
         gemm::weight_gradient(self.set, dy, x, dw, (rows, outputs, inputs));
@@ -142,6 +141,19 @@ impl Device for CpuDevice {
 
     fn rms_norm(&self, x: &Vec<f32>, weight: &Vec<f32>, epsilon: f32, rows: usize, width: usize, y: &mut Vec<f32>) {
         rows::rms_norm(x, &weight[..width], epsilon, rows, y);
+    }
+    fn add_rms_norm(
+        &self,
+        x: &Vec<f32>,
+        branch: &Vec<f32>,
+        weight: &Vec<f32>,
+        epsilon: f32,
+        rows: usize,
+        width: usize,
+        sum: &mut Vec<f32>,
+        y: &mut Vec<f32>,
+    ) {
+        rows::add_rms_norm(x, branch, &weight[..width], epsilon, rows, sum, y);
     }
     fn rms_norm_backward(
         &self,
@@ -240,7 +252,18 @@ impl Device for CpuDevice {
     fn sum_of_squares(&self, buffer: &Vec<f32>) -> f64 {
         optimizer::sum_of_squares(buffer)
     }
-    fn adamw(&self, weights: &mut Vec<f32>, gradient: &Vec<f32>, first: &mut Vec<f32>, second: &mut Vec<f32>, step: AdamWStep) {
+    fn adamw(
+        &self,
+        weights: &mut Vec<f32>,
+        packed: Option<&mut PackedWeights>,
+        gradient: &Vec<f32>,
+        first: &mut Vec<f32>,
+        second: &mut Vec<f32>,
+        step: AdamWStep,
+    ) {
         optimizer::adamw(weights, gradient, first, second, step);
+        if let Some(packed) = packed {
+            packed.repack(weights);
+        }
     }
 }

@@ -109,6 +109,18 @@ pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, rows: usize, y: &mut [f
     });
 }
 
+/// `sum = x + branch`, `y = norm(sum)`, row by row.
+pub fn add_rms_norm(x: &[f32], branch: &[f32], weight: &[f32], epsilon: f32, rows: usize, sum: &mut [f32], y: &mut [f32]) {
+    let width = weight.len();
+    for_row_blocks(rows, 5 * width, [(sum, width), (y, width)], |first, count, [sum, y]| {
+        let range = first * width..(first + count) * width;
+        for ((sum, &x), &branch) in sum.iter_mut().zip(&x[range.clone()]).zip(&branch[range]) {
+            *sum = x + branch;
+        }
+        norm_rows(sum, weight, epsilon, y);
+    });
+}
+
 pub fn rms_norm_backward(dy: &[f32], x: &[f32], weight: &[f32], epsilon: f32, rows: usize, dx: &mut [f32], dweight: &mut [f32]) {
     let width = weight.len();
     let mut partials = vec![0.0; rows.div_ceil(ROW_BLOCK) * width];
