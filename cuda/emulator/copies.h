@@ -1,0 +1,30 @@
+// Asynchronous copies of the running block.
+#pragma once
+
+#include <vector>
+
+#include "races.h"
+
+namespace emulator {
+
+struct PendingCopy {
+    void* shared;
+    const void* global;
+    uint32_t bytes; // 16, or 0 for zeros
+    uint32_t group;
+};
+
+struct Copies {
+    CopyGroups groups[MOST_THREADS];
+    std::vector<PendingCopy> pending[MOST_THREADS]; // late copies that have not taken effect, in order
+    uint32_t last_group[MOST_THREADS] = {};         // that holds a copy
+    const void* codes[MOST_THREADS] = {};           // where the thread issued the first copy it has not waited for
+    bool used = false;                              // by this block
+};
+
+void copies_start_block(Worker& worker);
+void copies_block_synchronised(Worker& worker);
+void copies_warp_synchronised(Worker& worker, uint32_t warp);
+void copies_thread_returns(Worker& worker, uint32_t thread);
+
+} // namespace emulator
