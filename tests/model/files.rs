@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use learner::cli::score::{ScoreArguments, run};
-use learner::device::CpuDevice;
-use learner::device::DeviceChoice;
+use learner::device::{CpuDevice, DeviceChoice};
 use learner::model::{Model, ModelConfig};
 use learner::types::Batch;
 use safetensors::tensor::TensorView;
