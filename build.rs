@@ -13,7 +13,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs};
 
 /// Files of kernels in `cuda/`.
-const KERNELS: &[&str] = &["gemm"];
+const KERNELS: &[&str] = &[
+    "adamw",
+    "attention_backward",
+    "attention_decode",
+    "attention_forward",
+    "casts",
+    "embedding",
+    "gemm",
+    "head",
+    "key_values",
+    "probes",
+    "rms_norm",
+    "rotate",
+    "sum_of_squares",
+    "swiglu",
+];
 
 /// A test's own kernels with planted faults, compiled for the emulated GPU only.
 const PLANTED_FAULTS: &str = "tests/kernels/planted.cu";
@@ -22,6 +37,9 @@ const PLANTED_FAULTS: &str = "tests/kernels/planted.cu";
 /// other files of `cuda/emulator` belong to the first.
 const EMULATED_LIBRARIES: &[(&str, &[&str])] =
     &[("libcuda.so", &[]), ("libnccl.so", &["nccl.cpp"]), ("libcublasLt.so", &["cublaslt.cpp"])];
+
+/// What is seen of these libraries from outside.
+const EXPORTS: &str = "cuda/emulator/exports.map";
 
 /// Kernels for the emulated GPU: every access to memory calls the emulator (the sanitizer's hooks), arrays have checked bounds,
 /// and nothing merges or vectorises accesses, so that they can be counted as a GPU would make them.
@@ -127,9 +145,10 @@ fn words(flags: &str) -> Vec<OsString> {
     flags.split_whitespace().map(OsString::from).collect()
 }
 
-/// `cuda/emulator/driver.cpp` -> `OUT_DIR/driver.EXTENSION`
+/// `cuda/emulator/driver.cpp` -> `OUT_DIR/emulator-driver.EXTENSION`
 fn output_path(source: &Path, extension: &str, out: &Path) -> PathBuf {
-    out.join(source.file_name().unwrap_or_default()).with_extension(extension)
+    let parts: Vec<_> = [source.parent().and_then(Path::file_name), source.file_stem()].into_iter().flatten().collect();
+    out.join(parts.join(std::ffi::OsStr::new("-"))).with_extension(extension)
 }
 
 fn object(gcc: &Path, source: &Path, flags: &str, out: &Path) -> Job {
@@ -141,15 +160,17 @@ fn object(gcc: &Path, source: &Path, flags: &str, out: &Path) -> Job {
 fn fat_binary(nvcc: &Path, source: &Path, out: &Path) -> Job {
     let output = output_path(source, "fatbin", out);
     let arguments = words(GPU_FLAGS).into_iter().chain([source.into(), "-o".into(), output.clone().into()]).collect();
-    Job { program: nvcc.to_path_buf(), arguments, inputs: with_includes(source), output }
+    // Headers name the emulator's, which only the other compiler reads.
+    let inputs = with_includes(source).into_iter().filter(|path| !path.starts_with("cuda/emulator")).collect();
+    Job { program: nvcc.to_path_buf(), arguments, inputs, output }
 }
 
 fn shared_library(gcc: &Path, objects: &[PathBuf], flags: &[OsString], output: PathBuf) -> Job {
-    let mut arguments = words("-shared -Wl,-z,now");
+    let mut arguments = words("-shared -Wl,-z,now -Wl,-z,defs");
     arguments.extend(objects.iter().map(OsString::from));
     arguments.extend(flags.iter().cloned());
     arguments.extend(["-o".into(), output.clone().into()]);
-    Job { program: gcc.to_path_buf(), arguments, inputs: objects.iter().cloned().collect(), output }
+    Job { program: gcc.to_path_buf(), arguments, inputs: objects.iter().cloned().chain([EXPORTS.into()]).collect(), output }
 }
 
 fn emulator_sources() -> Vec<PathBuf> {
@@ -166,7 +187,7 @@ fn link_emulator(gcc: &Path, kernels: &[PathBuf], out: &Path) {
     for (name, own) in EMULATED_LIBRARIES {
         let belongs = |path: &PathBuf| if own.is_empty() { !elsewhere.contains(&&*file_name(path)) } else { own.contains(&&*file_name(path)) };
         let objects: Vec<PathBuf> = emulator_sources().iter().filter(|path| belongs(path)).map(|path| output_path(path, "o", out)).collect();
-        let mut flags = words(&format!("-Wl,-soname,{name} -static-libstdc++ -static-libgcc -pthread"));
+        let mut flags = words(&format!("-Wl,-soname,{name} -Wl,--version-script={EXPORTS} -static-libstdc++ -static-libgcc -pthread"));
         if !own.is_empty() {
             flags.extend(linked_to_the_driver(out));
         }
