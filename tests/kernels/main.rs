@@ -7,10 +7,15 @@
 
 mod accept;
 mod attention;
+mod collectives;
 mod head;
 mod inputs;
 mod linear;
 mod optimizer;
+mod planted;
+mod probes;
+mod raw;
 mod reference;
 mod rows;
 mod subject;
+mod train;
