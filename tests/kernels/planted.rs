@@ -65,13 +65,13 @@ impl Expected {
     }
 
     fn check(&self, findings: &[Finding]) {
-        let about = format!("{}: expected {} at {}, found {findings:#?}", self.name, self.kind, place(&format!("FAULT {}", self.name)));
+        let about =
+            format!("{}: expected {} at {}, found {findings:#?}", self.name, self.kind, place(&format!("FAULT {}", self.name)));
         let fits = |finding: &&Finding| {
             let place_fits = |place: &str, mark: &str| place.ends_with(&self::place(&format!("{mark} {}", self.name)));
             // Of two parties either may have come second.
             let there = place_fits(&finding.place, "FAULT") && (!self.other_place || place_fits(&finding.other_place, "OTHER"));
-            let reversed =
-                self.other_place && place_fits(&finding.place, "OTHER") && place_fits(&finding.other_place, "FAULT");
+            let reversed = self.other_place && place_fits(&finding.place, "OTHER") && place_fits(&finding.other_place, "FAULT");
             finding.kind == self.kind && (there || reversed)
         };
         let finding = findings.iter().find(fits).unwrap_or_else(|| panic!("{about}"));
@@ -112,11 +112,7 @@ fn lenient(run: usize) -> EmulatorSettings {
 fn findings_of(emulated: &Emulated, kernel: &str, length: usize) -> Vec<Finding> {
     let gpu = open();
     let (from, to) = (gpu.upload(&vec![1.0f32; length]), gpu.upload(&vec![0.0f32; length]));
-    let arguments = Planted {
-        from: from.device_ptr(&gpu.stream).0,
-        to: to.device_ptr(&gpu.stream).0,
-        length: THREADS as i64,
-    };
+    let arguments = Planted { from: from.device_ptr(&gpu.stream).0, to: to.device_ptr(&gpu.stream).0, length: THREADS as i64 };
     let launched = gpu.launch(kernel, &arguments);
     drop((from, to, gpu));
     let findings = emulated.findings();
@@ -185,7 +181,7 @@ fn leaks_are_found_when_the_context_ends() {
     let Some(emulated) = Emulated::take() else { return };
     emulated.configure(&lenient(0));
     let gpu = open();
-    // cudarc gives the memory back when the slice is dropped; one that is forgotten also keeps the context, so only the address is.
+    // cudarc gives memory back when its slice is dropped; this keeps no more than the address.
     let leaked = gpu.upload(&vec![0.0f32; THREADS]).leak();
     drop(gpu);
     let findings = emulated.findings();

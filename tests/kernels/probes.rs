@@ -175,9 +175,8 @@ fn matrices_are_loaded_as_the_fragment_layout_says() {
             let (call, which) = (index / 4, index % 4);
             let (group, member) = (lane / 4, lane % 4);
             // Row r of matrix `which` is the one that lane 8 * which + r points at.
-            let element = |row: usize, column: usize| {
-                u32::from(matrix[rows[call * WARP + 8 * which + row] as usize * 8 + column])
-            };
+            let element =
+                |row: usize, column: usize| u32::from(matrix[rows[call * WARP + 8 * which + row] as usize * 8 + column]);
             let place = (lane * 2 + call) * 4 + which;
             assert_eq!(plain[place], element(group, 2 * member) | element(group, 2 * member + 1) << 16, "lane {lane}");
             let expected = element(2 * member, group) | element(2 * member + 1, group) << 16;
@@ -199,7 +198,9 @@ fn tensor_cores_multiply_fragments_as_their_layout_says() {
     let mut c_fragments = Vec::new();
     for (group, member) in lanes() {
         for tile in a.chunks_exact(256) {
-            for (row, column) in [(group, 2 * member), (group + 8, 2 * member), (group, 8 + 2 * member), (group + 8, 8 + 2 * member)] {
+            for (row, column) in
+                [(group, 2 * member), (group + 8, 2 * member), (group, 8 + 2 * member), (group + 8, 8 + 2 * member)]
+            {
                 a_fragments.push(pair(tile[row * 16 + column], tile[row * 16 + column + 1]));
             }
         }
@@ -231,7 +232,10 @@ fn tensor_cores_multiply_fragments_as_their_layout_says() {
                         let exact = before + terms.sum::<f64>();
                         // A tensor core may truncate where it aligns terms: some units of the largest.
                         let error = (f64::from(result[place]) - exact).abs();
-                        assert!(error <= 16.0 * f64::from(f32::EPSILON) * size, "({m}, {n}) [{row}, {column}] is off by {error:e}");
+                        assert!(
+                            error <= 16.0 * f64::from(f32::EPSILON) * size,
+                            "({m}, {n}) [{row}, {column}] is off by {error:e}"
+                        );
                         place += 1;
                     }
                 }

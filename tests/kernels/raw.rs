@@ -60,8 +60,7 @@ impl Gpu {
     /// The same with another shape.
     pub fn launch_shaped<A: DeviceRepr>(&self, kernel: &str, arguments: &A, shape: Shape) -> Result<(), DriverError> {
         let function = self.module_of(kernel).load_function(kernel)?;
-        let config =
-            LaunchConfig { grid_dim: (1, 1, 1), block_dim: (shape.threads, 1, 1), shared_mem_bytes: shape.shared_bytes };
+        let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (shape.threads, 1, 1), shared_mem_bytes: shape.shared_bytes };
         let mut launch = self.stream.launch_builder(&function);
         launch.arg(arguments);
         // SAFETY: the kernel takes this struct; what its addresses lead to is the business of the test, whose faults the emulated
