@@ -42,10 +42,12 @@ const EMULATED_LIBRARIES: &[(&str, &[&str])] =
 const EXPORTS: &str = "cuda/emulator/exports.map";
 
 /// Kernels for the emulated GPU: every access to memory calls the emulator (the sanitizer's hooks), arrays have checked bounds,
-/// and nothing merges or vectorises accesses, so that they can be counted as a GPU would make them.
+/// nothing merges or vectorises accesses, so that they can be counted as a GPU would make them, and a call at a kernel's end stays a
+/// call, so that its return address tells its line.
 const EMULATED_KERNEL_FLAGS: &str = "-std=c++20 -x c++ -DLEARNER_EMULATOR -O2 -g1 -fPIC -fvisibility=hidden -fno-plt \
     -march=x86-64-v3 -ffp-contract=off -fsanitize=thread -fsanitize=bounds-strict --param tsan-instrument-func-entry-exit=0 \
-    -fno-tree-vectorize -fno-tree-slp-vectorize -fno-store-merging -fno-tree-loop-distribute-patterns -fno-exceptions -fno-rtti";
+    -fno-tree-vectorize -fno-tree-slp-vectorize -fno-store-merging -fno-tree-loop-distribute-patterns \
+    -fno-optimize-sibling-calls -fno-exceptions -fno-rtti";
 const EMULATOR_FLAGS: &str = "-std=c++20 -O2 -g1 -fPIC -fvisibility=hidden -march=x86-64-v3 -ffp-contract=off -pthread";
 
 /// Ampere, Hopper and Blackwell as machine code; other cards of compute capability 8.0 and later compile the PTX when they load it.

@@ -166,8 +166,8 @@ fn rows_do_not_depend_on_how_many_there_are<D: Testable>(subject: &Subject<D>) {
     }
 }
 
-/// A drawn id is the one whose interval of the cumulative distribution holds the uniform number, and its log-probability has the bits
-/// of the scored one.
+/// A drawn id is the one whose interval of the cumulative distribution holds the uniform number, and its log-probability has the
+/// bits of the scored one.
 fn sampling<D: Testable>(subject: &Subject<D>) {
     for (vocabulary, sampleable, temperature, deviation) in
         [(430, 430, 1.0, 3.0), (430, 300, 0.6, 20.0), (1187, 1187, 1.4, 1.0), (430, 17, 0.0, 3.0)]

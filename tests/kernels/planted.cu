@@ -104,10 +104,11 @@ PAIR(missing_trailing_barrier, THREADS, SharedValues)
 template <bool faulty> DEVICE void diverging_barriers(const Planted& arguments, NoShared&) {
     if (faulty && warp() == 1) {
         sync_block(); // FAULT diverging_barriers
+        arguments.to[thread()] = 1.0f;
     } else {
+        arguments.to[thread()] = 1.0f;
         sync_block(); // OTHER diverging_barriers
     }
-    arguments.to[thread()] = 1.0f;
 }
 PAIR(diverging_barriers, THREADS, NoShared)
 

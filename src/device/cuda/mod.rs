@@ -87,6 +87,12 @@ impl PackedWeights {
     }
 }
 
+/// The compiled kernels of this binary as (name, image), for real GPUs or for the emulated one: for tests that launch by hand.
+#[doc(hidden)]
+pub fn kernel_images(real: bool) -> &'static [(&'static str, &'static [u8])] {
+    if real { embedded::FAT_BINARIES } else { embedded::EMULATED_KERNELS }
+}
+
 /// Whether this process has begun with real GPUs: the driver's library, once loaded, cannot be exchanged for the emulator's.
 static REAL_IN_USE: AtomicBool = AtomicBool::new(false);
 

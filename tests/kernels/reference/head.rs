@@ -39,8 +39,8 @@ pub fn head(precision: Precision, hidden: &[f64], weights: &[f64], inputs: usize
     scored
 }
 
-/// With `z = logit / temperature`, `p = softmax(z)` and `H` its entropy: `dz = a (1[target] - p) - b p (log p + H)` for cotangents
-/// `a` of the log-probability and `b` of the entropy.
+/// With `z = logit / temperature`, `p = softmax(z)` and `H` its entropy: `dz = a (1[target] - p) - b p (log p + H)` for
+/// cotangents `a` of the log-probability and `b` of the entropy.
 #[allow(clippy::too_many_arguments)]
 pub fn head_backward(
     precision: Precision,
