@@ -247,7 +247,7 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
     DEVICE static void write(const float (&sums)[TILES_M][TILES_N][4], const Gemm& g, Strip& strip, int64_t first_m,
                              int64_t first_n) {
         constexpr int elements = 16 / int(sizeof(Element)); // of a 16-byte piece
-        constexpr int pieces = WARP_N / elements;           // of a row
+        constexpr int turns = 16 * (WARP_N / elements) / WARP;
         Element* c = static_cast<Element*>(g.c);
         const bool aligned = (uint64_t(c) | uint64_t(g.pitch_c) * sizeof(Element)) % 16 == 0;
         const int group = lane() / 4;
@@ -260,21 +260,42 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
                 store_pair(&strip.rows[group + 8][8 * j + 2 * member], sums[i][j][2], sums[i][j][3]);
             }
             sync_warp();
+            Element* to[turns];
+            int count[turns]; // elements of the piece that exist
+            Vector16 before[turns];
 #pragma unroll
-            for (int piece = lane(); piece < 16 * pieces; piece += WARP) {
-                const int64_t row = first_m + 16 * i + piece / pieces;
-                const int64_t column = first_n + piece % pieces * elements;
-                const int count = row < g.m ? clamp(g.n - column, elements) : 0; // elements of the piece that exist
-                Element* to = c + row * g.pitch_c + column;
-                const Element* from = &strip.rows[piece / pieces][piece % pieces * elements];
-                if (count == elements && aligned) {
-                    put_piece(to, from);
+            for (int turn = 0; turn < turns; ++turn) { // all loads of C before the first is needed
+                int row_of_strip, column_of_strip;
+                place(turn * WARP + lane(), row_of_strip, column_of_strip);
+                const int64_t row = first_m + 16 * i + row_of_strip;
+                const int64_t column = first_n + column_of_strip;
+                to[turn] = c + row * g.pitch_c + column;
+                count[turn] = row < g.m ? clamp(g.n - column, elements) : 0;
+                if (Output::ADDS && aligned && count[turn] == elements) before[turn] = load16(to[turn]);
+            }
+#pragma unroll
+            for (int turn = 0; turn < turns; ++turn) {
+                int row_of_strip, column_of_strip;
+                place(turn * WARP + lane(), row_of_strip, column_of_strip);
+                const Element* from = &strip.rows[row_of_strip][column_of_strip];
+                if (aligned && count[turn] == elements) {
+                    store16(to[turn], finish(before[turn], load16(from)));
                 } else {
-                    for (int e = 0; e < count; ++e) put(to[e], from[e]);
+                    for (int e = 0; e < count[turn]; ++e) to[turn][e] = finish(to[turn][e], from[e]);
                 }
             }
             sync_warp();
         }
+    }
+
+    // Where a 16-byte piece of a strip lies. Eight lanes read 128 bytes at a time: a part of one row or, where rows have but 64
+    // bytes (80 with the gap), two rows four apart, which together touch every bank once.
+    DEVICE static void place(int piece, int& row, int& column) {
+        constexpr int elements = 16 / int(sizeof(Element));
+        constexpr int pieces = WARP_N / elements; // of a row
+        row = piece / pieces;
+        if constexpr (pieces == 4) row = row / 8 * 8 + row % 2 * 4 + row % 8 / 2;
+        column = piece % pieces * elements;
     }
 
     DEVICE static void store_pair(bf16* to, float first, float second) { store4(to, pack(first, second)); }
@@ -282,24 +303,17 @@ template <class Layout, class Output, class Shape> struct Product : Shape {
         store8(to, Vector8{{float_to_bits(first), float_to_bits(second)}});
     }
 
-    DEVICE static void put(Element& to, Element from) {
+    // What becomes of an element of C, or of 16 bytes of them, `before`.
+    DEVICE static bf16 finish(bf16, bf16 sum) { return sum; }
+    DEVICE static float finish(float before, float sum) { return Output::ADDS ? before + sum : sum; }
+    DEVICE static Vector16 finish(const Vector16& before, Vector16 sum) {
         if constexpr (Output::ADDS) {
-            to += from;
-        } else {
-            to = from;
-        }
-    }
-    DEVICE static void put_piece(Element* to, const Element* from) {
-        if constexpr (Output::ADDS) {
-            float before[4], sums[4];
-            load_floats(to, before);
-            load_floats(from, sums);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) before[e] += sums[e];
-            store_floats(to, before);
-        } else {
-            store16(to, load16(from));
+            for (uint32_t i = 0; i < 4; ++i) {
+                sum.words[i] = float_to_bits(bits_to_float(before.words[i]) + bits_to_float(sum.words[i]));
+            }
         }
+        return sum;
     }
 };
 

@@ -84,9 +84,15 @@ EMULATOR_API void __ubsan_handle_out_of_bounds(const UbsanOutOfBounds* data, uin
 
 // ---- refusals ----
 
+// Offset of a byte of the block's shared memory; else the address.
+static uint64_t as_reported(uint64_t address) {
+    const uint64_t offset = address - arena_base(current_worker->number);
+    return offset < ARENA_BYTES ? offset : address;
+}
+
 void refuse_misaligned(uint32_t thread, uint64_t address, uint32_t bytes, bool write, const void* code) {
     Finding finding = finding_here(Kind::Misaligned, code, int(thread));
-    finding.address = address;
+    finding.address = as_reported(address);
     finding.text = describe("%s of %u bytes at an address that is not a multiple of %u", write ? "write" : "read", bytes, bytes);
     report(finding);
     fail();
@@ -109,7 +115,7 @@ void refuse_access(Worker& worker, uint32_t thread, uint64_t address, uint32_t b
         if (shadow[i] == UNALLOCATED && kind != Kind::UseAfterFree) kind = Kind::OutOfBounds;
     }
     Finding finding = finding_here(kind, code, int(thread));
-    finding.address = shared ? address - arena_base(worker.number) : address;
+    finding.address = as_reported(address);
     const char* action = write ? "write" : "read";
     if (kind == Kind::Uninitialised) {
         finding.text = describe("read of %u bytes of %s memory that nobody wrote", bytes, shared ? "shared" : "global");
@@ -117,7 +123,7 @@ void refuse_access(Worker& worker, uint32_t thread, uint64_t address, uint32_t b
         finding.text = describe("%s of %u bytes at offset %llu of the block's %zu bytes of shared memory", action, bytes,
                                 (unsigned long long)finding.address, worker.launch->shared_bytes);
     } else {
-        finding.text = describe("%s of %u bytes ", action, bytes) + where_is(address);
+        finding.text = describe("%s of %u bytes that lie ", action, bytes) + where_is(address);
     }
     report(finding);
     if (kind != Kind::Uninitialised) fail();
@@ -141,10 +147,13 @@ void check_foreign(Worker& worker, uint32_t thread, uint64_t address, uint32_t b
         }
     }
     const int device = device_of(reinterpret_cast<const void*>(address));
-    Finding finding = finding_here(device >= 0 ? Kind::OutOfBounds : Kind::HostPointer, code, int(thread));
+    const bool shared = zone_of(address) == SHARED;
+    Finding finding = finding_here(device >= 0 || shared ? Kind::OutOfBounds : Kind::HostPointer, code, int(thread));
     finding.address = address;
     const char* action = write ? "write" : "read";
-    if (device >= 0) finding.text = describe("%s of %u bytes of memory of device %d by a kernel on device %d", action, bytes, device, worker.launch->device);
+    if (shared) finding.text = describe("%s of %u bytes outside of the block's shared memory", action, bytes);
+    else if (device == worker.launch->device) finding.text = describe("%s of %u bytes beyond the device's memory", action, bytes);
+    else if (device >= 0) finding.text = describe("%s of %u bytes of memory of device %d by a kernel on device %d", action, bytes, device, worker.launch->device);
     else if (address < 4096) finding.text = describe("%s of %u bytes through a null pointer", action, bytes);
     else finding.text = describe("%s of %u bytes at an address that is no device memory (a host pointer?)", action, bytes);
     report(finding);

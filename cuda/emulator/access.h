@@ -50,7 +50,7 @@ void count_access(Worker& worker, uint32_t thread, uint64_t address, uint32_t by
 void count_tensor_core(Worker& worker, const void* code, uint64_t operations);
 
 template <int bytes, bool write, bool aligned = true>
-inline void check_access(uint64_t address, const void* code) {
+__attribute__((always_inline)) inline void check_access(uint64_t address, const void* code) {
     if (zone_of(address) == PRIVATE) return;
     Worker& worker = *current_worker;
     const uint32_t thread = emulator_position.thread;

@@ -14,12 +14,16 @@ struct PendingCopy {
     uint32_t group;
 };
 
+struct ThreadCopies {
+    CopyGroups groups;
+    uint32_t last_group = 0;    // that holds a copy
+    const void* code = nullptr; // where the thread issued the first copy it has not waited for
+    std::vector<PendingCopy> pending; // late copies that have not taken effect, in order
+};
+
 struct Copies {
-    CopyGroups groups[MOST_THREADS];
-    std::vector<PendingCopy> pending[MOST_THREADS]; // late copies that have not taken effect, in order
-    uint32_t last_group[MOST_THREADS] = {};         // that holds a copy
-    const void* codes[MOST_THREADS] = {};           // where the thread issued the first copy it has not waited for
-    bool used = false;                              // by this block
+    ThreadCopies threads[MOST_THREADS];
+    bool used = false; // by this block
 };
 
 void copies_start_block(Worker& worker);

@@ -131,9 +131,9 @@ void count_access(Worker& worker, uint32_t thread, uint64_t address, uint32_t by
     log_access(worker, thread, address, bytes, write, false, code);
 }
 
-void count_copy(Worker& worker, uint32_t thread, uint64_t shared, uint64_t global, const void* code) {
+void count_copy(Worker& worker, uint32_t thread, uint64_t shared, uint64_t global, uint32_t bytes, const void* code) {
     log_access(worker, thread, shared, 16, true, true, code);
-    if (global != 0) log_access(worker, thread, global, 16, false, true, code);
+    if (bytes != 0) log_access(worker, thread, global, bytes, false, true, code);
 }
 
 // ---- what a request costs ----

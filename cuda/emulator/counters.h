@@ -12,7 +12,8 @@ struct CountingDeleter {
     void operator()(Counting* counting) const;
 };
 
-void count_copy(Worker& worker, uint32_t thread, uint64_t shared, uint64_t global, const void* code); // global: 0 for zeros
+// `bytes` are read at `global`, the rest of 16 is zeros.
+void count_copy(Worker& worker, uint32_t thread, uint64_t shared, uint64_t global, uint32_t bytes, const void* code);
 // 32 rows of ldmatrix, given by the lanes of a warp.
 void count_matrix_rows(Worker& worker, const uint64_t (&rows)[32], const void* code);
 void count_barrier(Worker& worker, const void* code);

@@ -169,6 +169,7 @@ template <class T> static Status assign(T& field, const void* value, size_t byte
 
 using namespace emulator::cublaslt;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int32_t cublasLtCreate(void** handle) {
@@ -269,3 +270,4 @@ int32_t cublasLtMatmul(void* handle, const Product* product, const float* alpha,
 }
 
 } // extern "C"
+#pragma GCC visibility pop

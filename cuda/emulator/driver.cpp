@@ -140,10 +140,18 @@ static int attribute_of(int attribute) {
 } // namespace emulator::driver
 
 using namespace emulator::driver;
-using emulator::bytes_in_use;
 using emulator::settings;
 
+#pragma GCC visibility push(default)
 extern "C" {
+
+// What is allocated and not freed, once all that is queued has run.
+void emulator_report_leaks() {
+    for (int ordinal = 0; ordinal < device_count(); ++ordinal) {
+        device_at(ordinal).wait_all();
+        emulator::report_leaks(ordinal);
+    }
+}
 
 int32_t cuInit(uint32_t flags) {
     if (flags) return INVALID_VALUE;
@@ -341,3 +349,4 @@ int32_t cuGetErrorString(int32_t error, const char** text) {
 }
 
 } // extern "C"
+#pragma GCC visibility pop

@@ -17,6 +17,8 @@
 
 #include "runtime.h"
 
+#pragma GCC visibility push(default) // the libraries are compiled with -fvisibility=hidden
+
 namespace emulator::driver {
 
 // CUresult, as far as the emulator returns it.
@@ -175,3 +177,5 @@ template <class T> T& immortal() {
 }
 
 } // namespace emulator::driver
+
+#pragma GCC visibility pop

@@ -75,15 +75,18 @@ static Result allocate_on(Device& device, uint64_t* address, size_t bytes) {
     return SUCCESS;
 }
 
-// Takes an allocation out of the program's hands. A second free, or one of an address inside an allocation, is a finding.
-static Result forget(uint64_t address, Device*& device) {
-    device = owner_of(address);
-    if (!device) return INVALID_VALUE;
+// Takes an allocation out of the program's hands, whatever context is current; freeing what is not one is a finding. On a lost
+// device memory is still taken back.
+static Result forget(uint64_t address, Device*& owner) {
+    owner = owner_of(address);
+    if (!owner) return INVALID_VALUE;
+    if (owner->state() == CONTEXT_IS_DESTROYED) return CONTEXT_IS_DESTROYED;
     {
-        const std::lock_guard lock(device->mutex);
-        if (device->allocations.erase(to_pointer(address))) return SUCCESS;
+        const std::lock_guard lock(owner->mutex);
+        if (owner->allocations.erase(to_pointer(address))) return SUCCESS;
     }
-    report_call(Kind::UseAfterFree, "cuMemFree", "an address is freed that is not, or no longer, the start of an allocation");
+    owner->wait_all();
+    release(owner->ordinal, to_pointer(address)); // tells what is wrong with it
     return INVALID_VALUE;
 }
 
@@ -97,11 +100,13 @@ static bool is_readable_place(uint64_t from) { return owner_of(from) || is_modul
 
 // Bounds are checked when the copy runs: memory may be freed before. A copy that fails them ends the context, as a kernel would.
 static void move_bytes(Device& device, uint64_t to, uint64_t from, size_t bytes, const char* what) {
-    if (!readable(from, bytes, what) || !mark_written(to_pointer(to), bytes, what)) {
+    const bool sound = is_module_variable(from, bytes) ? mark_written(to_pointer(to), bytes, what)
+                                                       : mark_copied(to_pointer(to), to_pointer(from), bytes, what);
+    if (sound) {
+        std::memmove(to_pointer(to), to_pointer(from), bytes);
+    } else {
         device.lost = true;
-        return;
     }
-    std::memmove(to_pointer(to), to_pointer(from), bytes);
 }
 
 static Result copy_on_device(uint64_t to, uint64_t from, size_t bytes, void* handle, const char* what, bool wait) {
@@ -187,9 +192,9 @@ template <class T> static Result fill(uint64_t to, T value, size_t count, void* 
 
 using namespace emulator::driver;
 using emulator::bytes_in_use;
-using emulator::Kind;
 using emulator::settings;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // ---- allocation ----
@@ -209,25 +214,21 @@ int32_t cuMemAlloc_v2(uint64_t* address, size_t bytes) {
 
 // Frees in stream order: other streams that still use the memory are caught.
 int32_t cuMemFreeAsync(uint64_t address, void* handle) {
-    std::shared_ptr<Stream> stream;
-    const Result state = open_stream(handle, stream);
-    if (!stream) return state; // on a lost device memory is still taken back
     Device* owner;
     if (const Result result = forget(address, owner)) return result;
+    std::shared_ptr<Stream> stream = handle ? streams().find(handle) : owner->stream_zero();
+    if (!stream) stream = owner->stream_zero();
     enqueue(stream, [=] { emulator::release(owner->ordinal, to_pointer(address)); }, true);
-    return state;
+    return owner->state();
 }
 
 int32_t cuMemFree_v2(uint64_t address) {
-    Device* device;
-    const Result state = open_device(device);
-    if (state == NOT_INITIALIZED || state == INVALID_CONTEXT) return state;
-    if (address == 0) return state;
+    if (address == 0) return SUCCESS;
     Device* owner;
     if (const Result result = forget(address, owner)) return result;
     owner->wait_all();
     emulator::release(owner->ordinal, to_pointer(address));
-    return state;
+    return owner->state();
 }
 
 int32_t cuMemGetInfo_v2(size_t* free, size_t* total) {
@@ -331,3 +332,4 @@ int32_t cuMemsetD32Async(uint64_t to, uint32_t value, size_t count, void* stream
 }
 
 } // extern "C"
+#pragma GCC visibility pop

@@ -115,10 +115,10 @@ static Result load_library(const void* image, size_t length, void*& library) {
 static std::string launch_fault(const Function& function, const uint32_t (&grid)[3], const uint32_t (&block)[3], size_t shared_bytes) {
     const Kernel& kernel = function.kernel;
     const auto number = [](uint64_t value) { return std::to_string(value); };
-    if (!grid[0] || !grid[1] || !grid[2]) return "the grid is empty";
+    if (!grid[0] || !grid[1] || !grid[2]) return "an empty grid";
     if (grid[0] > 2147483647u || grid[1] > 65535u || grid[2] > 65535u) {
-        return "the grid is " + number(grid[0]) + " x " + number(grid[1]) + " x " + number(grid[2]) +
-               "; at most 2147483647 x 65535 x 65535 blocks can be launched";
+        return "a grid of " + number(grid[0]) + " x " + number(grid[1]) + " x " + number(grid[2]) +
+               " blocks; at most 2147483647 x 65535 x 65535 are possible";
     }
     const uint64_t threads = uint64_t(block[0]) * block[1] * block[2];
     if (threads > 1024) return "a block of " + number(threads) + " threads; at most 1024 are possible";
@@ -140,6 +140,7 @@ static std::string launch_fault(const Function& function, const uint32_t (&grid)
 using namespace emulator::driver;
 using emulator::Kind;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int32_t cuModuleLoadData(void** handle, const void* image) {
@@ -276,3 +277,4 @@ int32_t cuOccupancyMaxActiveBlocksPerMultiprocessor(int32_t* blocks, void* handl
 }
 
 } // extern "C"
+#pragma GCC visibility pop

@@ -113,6 +113,7 @@ static bool is_reached(const Mark& mark) {
 
 using namespace emulator::driver;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 // ---- streams ----
@@ -255,3 +256,4 @@ int32_t cuEventElapsedTime_v2(float* milliseconds, void* start_handle, void* end
 int32_t cuEventElapsedTime(float* milliseconds, void* start, void* end) { return cuEventElapsedTime_v2(milliseconds, start, end); }
 
 } // extern "C"
+#pragma GCC visibility pop

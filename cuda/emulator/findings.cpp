@@ -32,13 +32,13 @@ const char* name_of(Kind kind) {
     return "unknown";
 }
 
-// Of several findings of one kind at one place, that of the lowest block and thread is kept, so that what is reported does not
-// depend on which OS thread was faster.
+// Of several findings of one kind at one place, that of the block that starts first is kept, so that what is reported does not
+// depend on which OS thread was faster. Within a block it is the first.
 static bool comes_before(const Finding& a, const Finding& b) {
     for (int i = 2; i >= 0; --i) {
-        if (a.block[i] != b.block[i]) return a.block[i] < b.block[i];
+        if (a.block[i] != b.block[i]) return (a.block[i] < b.block[i]) != (settings().reverse != 0);
     }
-    return a.thread < b.thread;
+    return false;
 }
 
 void report(const Finding& finding) {
@@ -129,7 +129,4 @@ EMULATOR_API size_t emulator_findings(char* text, size_t capacity) {
 EMULATOR_API void emulator_clear_findings() {
     std::lock_guard lock(emulator::findings_mutex);
     emulator::findings.clear();
-}
-EMULATOR_API void emulator_report_leaks() {
-    for (int device = 0; device < emulator::settings().devices; ++device) emulator::report_leaks(device);
 }

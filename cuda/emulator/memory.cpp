@@ -243,6 +243,14 @@ bool check_readable(const void* pointer, size_t bytes, const char* what) {
     return true; // the copy itself does no harm
 }
 
+bool mark_copied(void* to, const void* from, size_t bytes, const char* what) {
+    const uint64_t target = reinterpret_cast<uint64_t>(to), source = reinterpret_cast<uint64_t>(from);
+    if (bytes == 0) return true;
+    if (!check_bounds(source, bytes, what) || !check_bounds(target, bytes, what)) return false;
+    memmove(reinterpret_cast<void*>(target + SHADOW), reinterpret_cast<const void*>(source + SHADOW), bytes);
+    return true;
+}
+
 void report_leaks(int number) {
     Device& device = device_at(number);
     std::lock_guard lock(device.mutex);

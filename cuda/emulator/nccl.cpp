@@ -153,8 +153,8 @@ static Result join(const Request& request, std::shared_ptr<Operation>& operation
     operation = known;
     index = transfer ? (request.sends ? 0 : 1) : size_t(rank);
     if (operation->signature != request.signature) {
-        driver::report_call(Kind::Collective, "nccl", "rank " + std::to_string(rank) + " calls " + describe(request.signature) + " where rank " +
-                            ranks_of(*operation, true) + " calls " + describe(operation->signature));
+        driver::report_call(Kind::Collective, "nccl", "rank " + std::to_string(rank) + " calls " + describe(request.signature) + " where " +
+                            describe(operation->signature) + " was called by rank " + ranks_of(*operation, true));
         fail(clique, INVALID_USAGE);
         return INVALID_USAGE;
     }
@@ -416,23 +416,26 @@ static Result come(void** handle, int size, const UniqueId& id, int rank) {
     return wait_for_ranks(*clique);
 }
 
-// The rank makes no more calls. What all ranks have called still completes; what waits for a rank's call is freed, with an error
-// for the ranks that wait.
+// The rank makes no more calls. What all ranks have called still completes; what waits for a call is freed, with an error for the
+// other ranks that wait.
 static void leave(Communicator& communicator) {
     Clique& clique = *communicator.clique;
+    const int rank = communicator.rank;
     const std::lock_guard lock(clique.mutex);
-    clique.gone[size_t(communicator.rank)] = true;
-    bool waited_for = false;
+    clique.gone[size_t(rank)] = true;
+    bool breaks_off = false;
     for (const auto& [key, operation] : clique.incomplete) {
         for (Part& part : operation->parts) {
-            if (part.rank != communicator.rank) continue;
+            if (part.rank != rank) continue;
             part.left = true;
-            waited_for = true;
-            driver::report_call(Kind::Collective, "nccl", "rank " + std::to_string(part.rank) + " leaves the communicator while rank " +
-                                ranks_of(*operation, true) + " waits for rank " + ranks_of(*operation, false) + " in " + describe(operation->signature));
+            breaks_off = true;
+            const std::string call = describe(operation->signature);
+            driver::report_call(Kind::Collective, "nccl", "rank " + std::to_string(rank) + " left the communicator" +
+                                (part.joined ? " and gave up " + call + ", not yet called by rank " + ranks_of(*operation, false)
+                                             : " before its " + call + ", already called by rank " + ranks_of(*operation, true)));
         }
     }
-    if (waited_for) fail(clique, REMOTE_ERROR);
+    if (breaks_off) fail(clique, REMOTE_ERROR);
 }
 
 static void finish(Communicator& communicator) {
@@ -443,6 +446,7 @@ static void finish(Communicator& communicator) {
 
 using namespace emulator::nccl;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 int32_t ncclGetVersion(int32_t* version) {
@@ -583,3 +587,4 @@ int32_t ncclRecv(void* receive, size_t count, int32_t type, int32_t peer, void* 
 }
 
 } // extern "C"
+#pragma GCC visibility pop

@@ -32,14 +32,14 @@ void races_warp_synchronised(Worker& worker, uint32_t warp) {
 }
 
 // Whether what the stamp stands for lies before what `thread` does now.
-static bool ordered(const Worker& worker, uint32_t thread, const Stamp& stamp) {
+static inline bool ordered(const Worker& worker, uint32_t thread, const Stamp& stamp) {
     const Races& races = *worker.races;
+    if (!stamp.copy && stamp.time < races.block_time) return true;
     const bool same_warp = stamp.thread / LANES == thread / LANES;
     if (stamp.copy) {
-        const CopyGroups& groups = worker.copies->groups[stamp.thread];
+        const CopyGroups& groups = worker.copies->threads[stamp.thread].groups;
         return stamp.time < (stamp.thread == thread ? groups.joined : same_warp ? groups.joined_at_warp : groups.joined_at_block);
     }
-    if (stamp.time < races.block_time) return true;
     if (stamp.scope == Scope::Block || !same_warp) return false;
     return (stamp.scope == Scope::Thread && stamp.thread == thread) || stamp.time < races.warp_times[thread / LANES];
 }
@@ -63,7 +63,8 @@ static void report_race(Worker& worker, const Access& access, const Stamp& other
     const char* mine = access.copy ? "asynchronous copy" : access.write ? "write" : "read";
     const char* theirs = other.copy ? "an asynchronous copy" : other_writes ? "a write" : "a read";
     finding.text = describe("%s of %u bytes of shared memory, and %s by thread %u: ", mine, access.bytes, theirs, unsigned(other.thread));
-    finding.text += other.copy ? "no wait_copies, or no barrier after it, orders them" : "no barrier orders them";
+    const bool awaited = other.copy && other.time < worker.copies->threads[other.thread].groups.joined;
+    finding.text += !other.copy ? "no barrier orders them" : awaited ? "no barrier after its wait_copies orders them" : "no wait_copies orders them";
     report(finding);
 }
 
@@ -71,6 +72,8 @@ static void report_race(Worker& worker, const Access& access, const Stamp& other
 static void touch(Worker& worker, const Access& access, const Stamp& stamp, Cell& cell) {
     if (!ordered(worker, access.thread, cell.write)) report_race(worker, access, cell.write, true, cell.write_code);
     const uint32_t code = uint32_t(reinterpret_cast<uint64_t>(access.code));
+    // One more of the readers in several warps since the last barrier of the block changes nothing.
+    if (!access.write && cell.read.scope == Scope::Block && cell.read.time >= worker.races->block_time) return;
     const bool after_reads = ordered(worker, access.thread, cell.read);
     if (access.write) {
         if (!after_reads) report_race(worker, access, cell.read, false, cell.read_code);
@@ -94,24 +97,29 @@ void track_race(Worker& worker, uint32_t thread, uint64_t address, uint32_t byte
     const uint64_t offset = address - arena_base(worker.number);
     if (offset + bytes > races.chunks.size() * 16) return; // out of bounds: not this checker's
     const Access access{thread, address, bytes, write, copy, code};
-    const Stamp stamp{copy ? worker.copies->groups[thread].open : races.time, uint16_t(thread), Scope::Thread, copy};
+    const Stamp stamp{copy ? worker.copies->threads[thread].groups.open : races.time, uint16_t(thread), Scope::Thread, copy};
     if (bytes == 16 && offset % 16 == 0) {
         Chunk& chunk = races.chunks[offset / 16];
-        if (chunk.uniform) {
-            touch(worker, access, stamp, chunk.cells[0]);
+        if (chunk.split) {
+            Parts& parts = races.parts[offset / 16];
+            for (Cell& cell : parts.cells) touch(worker, access, stamp, cell);
+            if (write) { // now all cells are equal
+                chunk.split = false;
+                chunk.whole = parts.cells[0];
+            }
         } else {
-            for (Cell& cell : chunk.cells) touch(worker, access, stamp, cell);
-            chunk.uniform = write; // now all cells are equal
+            touch(worker, access, stamp, chunk.whole);
         }
         return;
     }
     for (uint64_t cell = offset / 2; cell <= (offset + bytes - 1) / 2; ++cell) {
         Chunk& chunk = races.chunks[cell / 8];
-        if (chunk.uniform) {
-            for (int i = 1; i < 8; ++i) chunk.cells[i] = chunk.cells[0];
-            chunk.uniform = false;
+        Parts& parts = races.parts[cell / 8];
+        if (!chunk.split) {
+            for (Cell& part : parts.cells) part = chunk.whole;
+            chunk.split = true;
         }
-        touch(worker, access, stamp, chunk.cells[cell % 8]);
+        touch(worker, access, stamp, parts.cells[cell % 8]);
     }
 }
 

@@ -33,10 +33,13 @@ struct Cell {
     uint32_t write_code = 0, read_code = 0; // lower half of the return address
 };
 
-// 16 bytes of shared memory. While they are accessed as a whole, the first cell stands for all.
+// 16 bytes of shared memory: one cell for all while they are accessed as a whole, else eight, kept elsewhere.
 struct Chunk {
+    Cell whole;
+    bool split = false;
+};
+struct Parts {
     Cell cells[8];
-    bool uniform = true;
 };
 
 // Groups of copies of one thread: numbers ascend and go on from block to block.
@@ -49,6 +52,7 @@ struct CopyGroups {
 
 struct Races {
     std::vector<Chunk> chunks{MOST_SHARED / 16};
+    std::vector<Parts> parts{MOST_SHARED / 16};
     uint32_t time = 0;
     uint32_t block_time = 0;
     uint32_t warp_times[MOST_THREADS / 32] = {};

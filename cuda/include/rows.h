@@ -10,14 +10,19 @@ constexpr int CHUNK = 8; // bf16 in a 16-byte access: the unit of a row
 
 // ---- rows of floats in shared memory ----
 
-// A row of floats that lanes read in chunks of 8. The first and the last four of each chunk lie in two planes, so that neighbouring
-// lanes' 16-byte reads follow each other; the planes are half a line (16 banks) apart, so that filling them is free of bank
-// conflicts too.
+// A row of floats that lanes read in chunks of 8, laid out so that no 16-byte access has a bank conflict, whether eight neighbouring
+// lanes hold eight neighbouring chunks (a row), four and four from two heads of 64, or two each from four heads of 32. The first and
+// the last four floats of each chunk lie in two planes, so that chunks follow each other every 16 bytes; the planes are half a line (16
+// banks) apart, for the sake of filling them; and in every other line places are exchanged, so that chunk c + 8 lies in other banks.
 template <int capacity> struct alignas(16) SharedRow {
     static constexpr int PLANE = (capacity / 2 + 31) / 32 * 32 + 16;
     float values[2 * PLANE];
 
-    DEVICE float* quad(int index) { return values + (index % 2) * PLANE + index / 2 * 4; } // elements 4 * index ..
+    // Elements 4 * index .. 4 * index + 3.
+    DEVICE float* quad(int index) {
+        const int chunk = index / 2;
+        return values + (index % 2) * PLANE + (chunk ^ (chunk / 8 % 2 * 6)) * 4;
+    }
 
     DEVICE void read(int chunk, float (&into)[CHUNK]) {
         float half[4];
