@@ -103,7 +103,7 @@ struct Device {
     // A fatal finding poisons the context: all calls return LAUNCH_FAILED until the last owner releases it (or it is reset).
     std::atomic<bool> lost{false};
     std::mutex mutex;
-    int owners = 0; // cuDevicePrimaryCtxRetain
+    std::atomic<int> owners{0}; // cuDevicePrimaryCtxRetain
     std::shared_ptr<Stream> default_stream;
     std::vector<std::shared_ptr<Stream>> streams; // all but the default one
     std::unordered_set<void*> allocations;        // not yet freed by the program (a free may still be queued)
