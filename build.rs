@@ -38,9 +38,6 @@ const PLANTED_FAULTS: &str = "tests/kernels/planted.cu";
 const EMULATED_LIBRARIES: &[(&str, &[&str])] =
     &[("libcuda.so", &[]), ("libnccl.so", &["nccl.cpp"]), ("libcublasLt.so", &["cublaslt.cpp"])];
 
-/// What is seen of these libraries from outside.
-const EXPORTS: &str = "cuda/emulator/exports.map";
-
 /// Kernels for the emulated GPU: every access to memory calls the emulator (the sanitizer's hooks), arrays have checked bounds,
 /// nothing merges or vectorises accesses, so that they can be counted as a GPU would make them, and a call at a kernel's end stays a
 /// call, so that its return address tells its line.
@@ -87,7 +84,7 @@ fn main() {
     if let Ok(gcc) = &emulator {
         link_emulator(gcc, &kernels, &out);
     }
-    write_if_changed(&out.join("embedded.rs"), &embedded(&kernels, emulator.err(), nvcc.err(), &out));
+    write_if_changed(&out.join("embedded.rs"), &embedded(&kernels, emulator.err(), nvcc.err()));
 }
 
 // ---- compilers ----
@@ -172,7 +169,7 @@ fn shared_library(gcc: &Path, objects: &[PathBuf], flags: &[OsString], output: P
     arguments.extend(objects.iter().map(OsString::from));
     arguments.extend(flags.iter().cloned());
     arguments.extend(["-o".into(), output.clone().into()]);
-    Job { program: gcc.to_path_buf(), arguments, inputs: objects.iter().cloned().chain([EXPORTS.into()]).collect(), output }
+    Job { program: gcc.to_path_buf(), arguments, inputs: objects.iter().cloned().collect(), output }
 }
 
 fn emulator_sources() -> Vec<PathBuf> {
@@ -189,7 +186,7 @@ fn link_emulator(gcc: &Path, kernels: &[PathBuf], out: &Path) {
     for (name, own) in EMULATED_LIBRARIES {
         let belongs = |path: &PathBuf| if own.is_empty() { !elsewhere.contains(&&*file_name(path)) } else { own.contains(&&*file_name(path)) };
         let objects: Vec<PathBuf> = emulator_sources().iter().filter(|path| belongs(path)).map(|path| output_path(path, "o", out)).collect();
-        let mut flags = words(&format!("-Wl,-soname,{name} -Wl,--version-script={EXPORTS} -static-libstdc++ -static-libgcc -pthread"));
+        let mut flags = words(&format!("-Wl,-soname,{name} -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -pthread"));
         if !own.is_empty() {
             flags.extend(linked_to_the_driver(out));
         }
@@ -290,7 +287,7 @@ fn fail(message: &str) -> ! {
 // ---- what the binary carries ----
 
 /// The text of `OUT_DIR/embedded.rs`: see `src/device/cuda/embedded.rs`.
-fn embedded(kernels: &[PathBuf], no_emulator: Option<String>, no_nvcc: Option<String>, out: &Path) -> String {
+fn embedded(kernels: &[PathBuf], no_emulator: Option<String>, no_nvcc: Option<String>) -> String {
     let bytes = |name: &str| format!("include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}\"))");
     let entry = |name: &str| format!("    ({name:?}, {} as &[u8]),\n", bytes(name));
     let table = |present: bool, entries: String| if present { format!("&[\n{entries}]") } else { "&[]".to_string() };
