@@ -27,7 +27,8 @@ impl CudaDevice {
         self.kernels().launch("sum_of_squares", [count, 1, 1], &arguments);
         self.kernels().launch("sum_of_parts", [1, 1, 1], &arguments);
         // SAFETY: one f64, which the second kernel has written.
-        unsafe { self.gpu().read::<f64>(total, 1) }[0]
+        let totals = unsafe { self.gpu().read::<f64>(total, 1) };
+        totals[0]
     }
 
     pub(super) fn adamw_step(
