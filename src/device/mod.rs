@@ -2,10 +2,12 @@
 
 mod choice;
 pub mod cpu;
+pub mod cuda;
 mod ops;
 
 pub use choice::DeviceChoice;
 pub use cpu::CpuDevice;
+pub use cuda::CudaDevice;
 pub use ops::{
     AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span, inverse_temperature,
 };
