@@ -3,9 +3,12 @@
 mod choice;
 pub mod cpu;
 mod ops;
+mod peaks;
 
 pub use choice::DeviceChoice;
 pub use cpu::CpuDevice;
 pub use ops::{
-    AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span, inverse_temperature,
+    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, Role, Rotation, RotationGradients, Scores, Span,
+    inverse_temperature,
 };
+pub use peaks::Peaks;
