@@ -12,6 +12,7 @@ mod error;
 mod forward;
 mod generate;
 mod parameters;
+mod shapes;
 mod weights;
 
 use std::io::Write;
@@ -23,6 +24,7 @@ pub use config::{Family, ModelConfig};
 pub use error::ModelError;
 pub use generate::{Extension, Hidden, KeyValueCache};
 pub use parameters::{Gradients, Kind};
+pub use shapes::shape_names;
 
 use crate::device::{Device, Role};
 use crate::types::{Batch, Key, Purpose};
