@@ -4,6 +4,7 @@ mod choice;
 pub mod cpu;
 mod ops;
 mod peaks;
+mod traced;
 
 pub use choice::DeviceChoice;
 pub use cpu::CpuDevice;
@@ -12,3 +13,4 @@ pub use ops::{
     inverse_temperature,
 };
 pub use peaks::Peaks;
+pub use traced::{OperationSpan, Ranges, Traced};
