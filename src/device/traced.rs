@@ -62,6 +62,11 @@ impl<D: Device> Traced<D> {
         self.recorder.on.store(true, Ordering::Relaxed);
     }
 
+    /// Operations in the record so far.
+    pub fn recorded(&self) -> usize {
+        self.recorder.spans.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// Stops, and takes the record away.
     pub fn stop_recording(&self) -> Vec<OperationSpan> {
         self.recorder.on.store(false, Ordering::Relaxed);

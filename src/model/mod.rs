@@ -9,6 +9,7 @@
 mod backward;
 mod config;
 mod error;
+mod flops;
 mod forward;
 mod generate;
 mod parameters;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub use crate::device::{Cotangents, Scores};
 pub use config::{Family, ModelConfig};
 pub use error::ModelError;
+pub use flops::StepFlops;
 pub use generate::{Extension, Hidden, KeyValueCache};
 pub use parameters::{Gradients, Kind};
 pub use shapes::shape_names;

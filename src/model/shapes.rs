@@ -1,6 +1,6 @@
 //! The shapes of the published Qwen2.5 and Qwen3 dense models, for work that needs a shape and no weights: benchmarks and plans.
 //!
-//! From the models' own `config.json`. What differs within a family beside these columns does not: `rms_norm_eps` 1e-6,
+//! `tiny` is the shape that the quick start trains. From the models' own `config.json`. What differs within a family beside these columns does not: `rms_norm_eps` 1e-6,
 //! `rope_theta` 1,000,000, and the longest sequence without scaled rotary embeddings.
 
 use serde_json::Map;
@@ -24,6 +24,7 @@ struct Shape {
 /// Columns: hidden, intermediate, layers, query heads, key/value heads, head_dim, vocabulary, tied embeddings.
 #[rustfmt::skip]
 const SHAPES: &[Shape] = &[
+    shape("tiny",         Family::Qwen3,  128,    384,  2,  4, 2,  32,     440, true),
     shape("qwen2.5-0.5b", Family::Qwen2,  896,  4_864, 24, 14, 2,  64, 151_936, true),
     shape("qwen2.5-1.5b", Family::Qwen2, 1536,  8_960, 28, 12, 2, 128, 151_936, true),
     shape("qwen2.5-7b",   Family::Qwen2, 3584, 18_944, 28, 28, 4, 128, 152_064, false),
@@ -54,7 +55,7 @@ const fn shape(
     Shape { name, family, hidden, intermediate, layers, query_heads, key_value_heads, head_dim, vocabulary, tied }
 }
 
-/// Names of all shapes, the smallest of each family first.
+/// Names of all shapes, each family in order of size.
 pub fn shape_names() -> impl Iterator<Item = &'static str> {
     SHAPES.iter().map(|shape| shape.name)
 }
@@ -95,6 +96,7 @@ mod tests {
     #[test]
     fn shapes_have_the_published_numbers_of_parameters() {
         let published = [
+            ("tiny", 450_304),
             ("qwen2.5-0.5b", 494_032_768),
             ("qwen2.5-1.5b", 1_543_714_304),
             ("qwen2.5-7b", 7_615_616_512),
