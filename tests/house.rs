@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 /// Imports between rooms of one floor that are agreed, as (from, to). `types` may be imported by all.
 const AGREED_ON_ONE_FLOOR: &[(&str, &str)] = &[("cli", "config"), ("cli", "report")];
 
-/// Where `unsafe` may stand: SIMD, memory maps, system calls.
-const UNSAFE_MAY_STAND_IN: &[&str] = &["src/device/cpu", "src/model/weights", "src/sandbox/linux"];
+/// Where `unsafe` may stand: SIMD, the GPU's driver, memory maps, system calls.
+const UNSAFE_MAY_STAND_IN: &[&str] = &["src/device/cpu", "src/device/cuda", "src/model/weights", "src/sandbox/linux"];
 
 const MOST_LINES: usize = 700;
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default) // libcuda.so exports all of this to the other two libraries and to Rust
+
 namespace emulator {
 
 // ---- what the learner sets before the first call (exported as emulator_configure) ----
@@ -56,6 +58,8 @@ int device_of(const void* address);
 // Host-side copies and sets: mark as written; check bounds (false, and a finding naming `what`).
 bool mark_written(void* address, size_t bytes, const char* what);
 bool check_readable(const void* address, size_t bytes, const char* what);
+// Before a copy on or between devices: checks both places and carries over which bytes were written.
+bool mark_copied(void* to, const void* from, size_t bytes, const char* what);
 // Live allocations of a device as findings of kind Leak.
 void report_leaks(int device);
 
@@ -112,3 +116,5 @@ size_t emulator_counters(char* text, size_t capacity); // [KernelCounters]
 void emulator_clear_counters();
 void emulator_report_leaks();
 }
+
+#pragma GCC visibility pop

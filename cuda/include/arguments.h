@@ -35,12 +35,14 @@ struct MoveRows {
     int64_t count;
     int64_t width;
 };
-// sum_parts: into[i] += parts[0][i] + parts[1][i] + .. ascending. The second stage of every gradient of a vector of weights.
+// sum_parts: into[i] += the sum of parts[k][i] over k, in an order that depends on `count` only. The second stage of every gradient
+// of a vector of weights. width and pitch are multiples of 4.
 struct SumParts {
-    const float* parts; // [count, width]
+    const float* parts; // [count] rows of `width`, `pitch` floats from one to the next
     float* into;        // [width]
     int64_t count;
     int64_t width;
+    int64_t pitch;
 };
 
 // ---- embedding.cu ----
@@ -53,7 +55,8 @@ struct Embed {
     int64_t rows;
     int64_t width;
 };
-// embed_backward: dtable[ids[u]] += sum of dx[order[j]] for j in starts[u] .. starts[u + 1], ascending. grid.x = unique, grid.y: any.
+// embed_backward: dtable[ids[u]] += sum of dx[order[j]] for j in starts[u] .. starts[u + 1], ascending. grid.x: any, grid-stride over
+// (id, columns).
 struct EmbedBackward {
     const bf16* dx;        // [rows, width]
     const int32_t* order;  // [rows] row numbers, grouped by id, ascending within one
@@ -64,7 +67,12 @@ struct EmbedBackward {
     int64_t width;
 };
 
-// ---- rms_norm.cu: one warp per row, grid.x any, grid-stride over rows; bits depend on width only ----
+// ---- rms_norm.cu: a team of warps per row, grid.x any, grid-stride over rows; bits depend on width only ----
+//
+// rms_norm and rms_norm_backward take rows of up to NORM_WIDTH columns, rms_norm_wide and rms_norm_backward_wide of up to
+// NORM_WIDTH_WIDE.
+constexpr int NORM_WIDTH = 8192;
+constexpr int NORM_WIDTH_WIDE = 20480;
 
 // rms_norm: sum = x + branch (if branch: rounded to bf16, written, and what is normed), y = weight * sum / sqrt(mean(sum^2) + epsilon)
 struct RmsNorm {
@@ -95,8 +103,11 @@ struct RmsNormBackward {
 
 // ---- rotate.cu: bias, RMSNorm of each query and key head, rotary embedding (halves) ----
 
-// rotate: one warp per (row, head), grid.x any, grid-stride. Value heads only get their bias. head_dim 32, 64 or 128:
-// kernels rotate_d32, rotate_d64, rotate_d128.
+// The most columns of a projected row.
+constexpr int PROJECTED_WIDTH = 12288;
+
+// rotate: one warp per row, grid.x any, grid-stride. Value heads only get their bias. head_dim 32, 64 or 128:
+// kernels rotate_d32, rotate_d64, rotate_d128. In place (rotated = projected) is allowed.
 struct Rotate {
     const bf16* projected;   // [rows, (query_heads + 2 key_value_heads) head_dim]
     const float* bias;       // [projected width] or null
@@ -185,7 +196,8 @@ struct AttentionDecode {
     const bf16* rotated;
     const AttentionSpan* spans;
     bf16* const* pages;
-    float* partial; // [spans, key_value_heads, segments, 16, head_dim + 2]: not yet normalised output, maximum, sum
+    float* partial; // [spans, key_value_heads, segments, 16 (head_dim + 2)]: not yet normalised outputs [16, head_dim], then
+                    // maximum and sum of each row [16, 2]
     bf16* output;
     int64_t segment;
     int32_t span_count;
@@ -237,8 +249,10 @@ struct SwiGluBackward {
 //   OUTPUT  bf16: C = round(AB)   f32: C = AB   add: C += AB in f32
 //   TILE    128x128, 64x64, and 16x64 for few rows; the bits do not depend on it
 // Built: nt_bf16 and nt_f32 in all three tiles, nn_bf16 in all three, tn_add in 128x128 and 64x64.
-// Row pitches are in elements; those of A and B are multiples of 8. m, n, k are free, but a partial chunk of 8 at the end of a row
-// is read (and must be finite; zero for the k side).  grid = (ceil(n / tile_n), ceil(m / tile_m)) in blocks, x fastest.
+// m, n and k are at least 1 and free. Row pitches are in elements, those of A and B multiples of 8; pointers are 16-aligned. Nothing
+// beyond a matrix is read, be it the padding of a row, and nothing but C's m x n elements is written: chunks that reach over an edge
+// are filled with zeros. C is written in 16-byte pieces where its pitch is a multiple of 16 bytes.
+// grid = (ceil(n / tile_n), ceil(m / tile_m)).
 struct Gemm {
     const bf16* a;
     const bf16* b;
@@ -251,7 +265,9 @@ struct Gemm {
     int64_t pitch_c;
 };
 
-// ---- head.cu: one block per row over its logits (f32, not yet divided by the temperature) ----
+// ---- head.cu: one block per row over its logits (f32, finite, not yet divided by the temperature); padding is not read ----
+
+constexpr int64_t HEAD_MAX_VOCABULARY = 262144;
 
 // head_scores. The same log-probability, bit for bit, as head_sample gives.
 struct HeadScores {
@@ -321,11 +337,74 @@ struct AdamW {
 // ---- sum_of_squares.cu ----
 
 // sum_of_squares: parts[block] = sum over that block's chunk in f64. grid.x = number of parts, a function of length alone.
-// sum_of_parts: total[0] = parts ascending, one block.
+// sum_of_parts: total[0] = sum of the parts in a fixed order, one block.
 struct SumOfSquares {
     const float* values;
     double* parts;
     double* total;
     int64_t length;
     int64_t count; // of parts
+};
+
+// ---- probes.cu: what the two-bodied functions of include/ give on known inputs, for a test to hold a GPU and the emulated one
+// against what the PTX ISA documents. One block each, threads as in NAME_launch. ----
+
+// probe_numbers: of each pair (x, y), and for z = x * y in f32.
+constexpr int PROBED_NUMBERS = 8;
+struct ProbeNumbers {
+    const float* x;   // [count]
+    const float* y;   // [count]
+    uint32_t* packed; // [count] pack(x, y)
+    float* results;   // [count, PROBED_NUMBERS]: exp2_fast(x), log_precise(x), exp_precise(x), expm1_precise(x), square_root(x),
+                      // multiply_add(x, y, -z), maximum(x, y), z
+    int64_t count;
+};
+// probe_warp: one warp, lane l gives values[l].
+struct ProbeWarp {
+    const float* values;  // [32]
+    const int32_t* from;  // [32] whose value lane l asks for
+    float* shuffled;      // [32] shuffle(value, from[l])
+    float* exchanged;     // [5, 32] shuffle_xor(value, 1 << i)
+    float* sums;          // [5, 32] warp_sum<2 << i>
+    float* maxima;        // [5, 32] warp_maximum<2 << i>
+};
+// probe_block: block_sum and block_maximum of a block's values, as each thread sees them.
+constexpr int PROBE_THREADS = 128;
+struct ProbeBlock {
+    const float* values; // [PROBE_THREADS]
+    float* sums;         // [PROBE_THREADS]
+    float* maxima;       // [PROBE_THREADS]
+};
+// probe_memory: `from` copied by load16/store16, load8/store8, load4/store4, unpack8/pack8, load_floats/store_floats, in this order.
+constexpr int PROBED_COPIES = 5;
+struct ProbeMemory {
+    const uint32_t* from; // [128], read as bf16 by the fourth
+    uint32_t* to;         // [PROBED_COPIES, 128]
+};
+// probe_copies: one warp; lane l copies the first bytes[l] (0 to 16) of chunk l of `from` to shared memory with copy_async_part, even
+// lanes in one group and odd lanes in the next. Shared memory holds ones before.
+struct ProbeCopies {
+    const uint32_t* from; // [32, 4]
+    const int32_t* bytes; // [32]
+    uint32_t* to;         // [32, 4] what shared memory holds after
+};
+// probe_matrices: one warp; load_matrices<2> and load_matrices_transposed<2>. Lane l of call i points at row rows[i][l] of `matrix`.
+struct ProbeMatrices {
+    const bf16* matrix;       // [64, 8]
+    const int32_t* rows;      // [2, 32]
+    uint32_t* registers;      // [32, 2, 4] by lane
+    uint32_t* transposed;     // [32, 2, 4]
+};
+// probe_multiply: one warp; multiply<2, 3> on fragments given by lane.
+struct ProbeMultiply {
+    const uint32_t* a; // [32, 2, 4]
+    const uint32_t* b; // [32, 3, 2]
+    const float* c;    // [32, 2, 3, 4]
+    float* result;     // as c
+};
+// probe_tile: where Tile<64, columns>::at puts each chunk, in elements from the tile's start, for columns 32, 64 and 128.
+struct ProbeTile {
+    int32_t* columns32;  // [64, 4]
+    int32_t* columns64;  // [64, 8]
+    int32_t* columns128; // [64, 16]
 };

@@ -26,19 +26,23 @@ struct NoShared {};
 
 // Defines a kernel: KERNEL(name, threads, Arguments, Shared) { body }, the body seeing `arguments` (by reference, in constant
 // memory) and `shared`. Every kernel takes one plain struct of arguments (arguments.h) and has one struct of dynamic shared
-// memory, 1024-aligned. blockDim.x is `threads`.
+// memory, 1024-aligned. blockDim.x is `threads`. RESIDENT_KERNEL also bounds registers so that a multiprocessor holds `blocks` blocks.
+#define KERNEL(name, threads, Arguments, Shared) DEFINE_KERNEL(name, threads, Arguments, Shared, threads)
+#define RESIDENT_KERNEL(name, threads, blocks, Arguments, Shared) DEFINE_KERNEL(name, threads, Arguments, Shared, threads, blocks)
 #ifdef LEARNER_EMULATOR
-#define KERNEL(name, block_threads, Arguments, Shared)                                                                   \
+#define DEFINE_KERNEL(name, block_threads, Arguments, Shared, ...)                                                       \
     static void name##_body(const Arguments& arguments, Shared& shared);                                                 \
     extern "C" EMULATOR_KERNEL void name(const void* arguments) {                                                        \
         name##_body(*static_cast<const Arguments*>(arguments), *static_cast<Shared*>(emulator::shared_memory()));        \
     }                                                                                                                    \
-    extern "C" EMULATOR_EXPORT LaunchShape name##_launch = {block_threads, int32_t(sizeof(Shared)), int32_t(sizeof(Arguments)), 0}; \
+    extern "C" {                                                                                                         \
+    EMULATOR_EXPORT LaunchShape name##_launch = {block_threads, int32_t(sizeof(Shared)), int32_t(sizeof(Arguments)), 0}; \
+    }                                                                                                                    \
     static void name##_body([[maybe_unused]] const Arguments& arguments, [[maybe_unused]] Shared& shared)
 #else
-#define KERNEL(name, block_threads, Arguments, Shared)                                                                   \
+#define DEFINE_KERNEL(name, block_threads, Arguments, Shared, ...)                                                       \
     DEVICE void name##_body(const Arguments& arguments, Shared& shared);                                                 \
-    extern "C" __global__ void __launch_bounds__(block_threads) name(const __grid_constant__ Arguments arguments) {      \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ Arguments arguments) {        \
         extern __shared__ __align__(1024) unsigned char shared_memory[];                                                 \
         name##_body(arguments, *reinterpret_cast<Shared*>(shared_memory));                                               \
     }                                                                                                                    \
@@ -140,7 +144,14 @@ DEVICE float square_root(float x) {
 #endif
 }
 
-DEVICE float maximum(float a, float b) { return a > b ? a : b; }
+// The larger of two numbers; of two zeros or beside a NaN it is either.
+DEVICE float maximum(float a, float b) {
+#ifdef LEARNER_EMULATOR
+    return a > b ? a : b;
+#else
+    return fmaxf(a, b);
+#endif
+}
 template <class T> DEVICE T minimum(T a, T b) { return a < b ? a : b; }
 
 // ---- vector access to memory: always through these, so that one access is one instruction in both worlds ----

@@ -12,15 +12,18 @@
 
 // ---- asynchronous copies from global to shared memory ----
 
-// Copies 16 bytes, or writes 16 zero bytes where `valid` is false (`global` is then not read). Both addresses are 16-aligned.
-DEVICE void copy_async(void* shared, const void* global, bool valid = true) {
+// Copies the first `bytes` (0 to 16) of 16 and writes zeros in place of the rest, which is not read. Both addresses are 16-aligned.
+DEVICE void copy_async_part(void* shared, const void* global, int bytes) {
 #ifdef LEARNER_EMULATOR
-    emulator::copy_async(shared, global, valid ? 16 : 0);
+    emulator::copy_async(shared, global, bytes);
 #else
     const uint32_t to = uint32_t(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 #endif
 }
+
+// Copies 16 bytes, or writes 16 zero bytes where `valid` is false (`global` is then not read).
+DEVICE void copy_async(void* shared, const void* global, bool valid = true) { copy_async_part(shared, global, valid ? 16 : 0); }
 
 // Closes the group of this thread's copies since the last call.
 DEVICE void commit_copies() {

@@ -2,12 +2,14 @@
 
 mod choice;
 pub mod cpu;
+pub mod cuda;
 mod ops;
 mod peaks;
 mod traced;
 
 pub use choice::DeviceChoice;
 pub use cpu::CpuDevice;
+pub use cuda::CudaDevice;
 pub use ops::{
     AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, Role, Rotation, RotationGradients, Scores, Span,
     inverse_temperature,

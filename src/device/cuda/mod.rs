@@ -1,0 +1,479 @@
+//! The operations on an NVIDIA GPU, or on an emulated one, which runs the same code: activations and products in bf16, sums in f32,
+//! weights, gradients and moments in f32.
+//!
+//! From the ground up: `error` says what went wrong; `emulator` loads the emulated GPU; `driver` is one GPU and its stream;
+//! `allocator` its memory by purpose; `embedded` the compiled kernels, `arguments` what they take, `launch` how they start;
+//! `buffers`, `indices` and `pages` are what they work on. Above these lie the operations: `rows`, `gemm` (with `cublaslt` to
+//! measure against), `attention`, `head`, `optimizer`. The kernels themselves are in `cuda/`.
+//!
+//! Nothing here depends on where memory lies or on how many multiprocessors a card has, but for speed: the same inputs give the
+//! same bits.
+
+mod allocator;
+mod arguments;
+mod attention;
+mod buffers;
+mod cublaslt;
+mod driver;
+mod embedded;
+mod emulator;
+mod error;
+mod gemm;
+mod head;
+mod indices;
+mod launch;
+mod optimizer;
+mod pages;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use allocator::{Allocation, Purpose, readable};
+pub use buffers::Buffer;
+pub use emulator::{EmulatorSettings, Finding, KernelCounters, LineCounters};
+pub use error::{DeviceError, DeviceFailure};
+pub use gemm::GemmLibrary;
+pub use pages::PagedKeyValues;
+
+use super::cpu::ATTENTION_SEGMENT;
+use super::ops::{AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span};
+use allocator::{Allocator, Memory};
+use arguments::{Address, KEYS_PER_PAGE, NORM_WIDTH_WIDE, PROJECTED_WIDTH};
+use cublaslt::CublasLt;
+use driver::Gpu;
+use emulator::Emulator;
+use gemm::{Layout, Output, Product};
+use indices::Tables;
+use launch::Kernels;
+
+/// A GPU. Clones share it.
+#[derive(Clone)]
+pub struct CudaDevice {
+    shared: Arc<Shared>,
+    segment: usize,
+    cublaslt: Option<Arc<CublasLt>>,
+}
+
+struct Shared {
+    tables: Tables,
+    kernels: Kernels,
+    allocator: Arc<Allocator>,
+    gpu: Arc<Gpu>,
+}
+
+/// The bf16 copy `[outputs, inputs]` of a matrix of weights that every product reads.
+pub struct PackedWeights {
+    memory: Memory,
+    outputs: usize,
+    inputs: usize,
+}
+
+impl PackedWeights {
+    fn outputs(&self) -> usize {
+        self.outputs
+    }
+    fn inputs(&self) -> usize {
+        self.inputs
+    }
+    fn address(&self) -> Address {
+        self.memory.address()
+    }
+    fn holding(&self, length: usize) -> Address {
+        assert_eq!(self.outputs * self.inputs, length, "a packed copy of other weights");
+        self.memory.address()
+    }
+}
+
+/// The compiled kernels of this binary as (name, image), for real GPUs or for the emulated one: for tests that launch by hand.
+#[doc(hidden)]
+pub fn kernel_images(real: bool) -> &'static [(&'static str, &'static [u8])] {
+    if real { embedded::FAT_BINARIES } else { embedded::EMULATED_KERNELS }
+}
+
+/// Whether this process has begun with real GPUs: the driver's library, once loaded, cannot be exchanged for the emulator's.
+static REAL_IN_USE: AtomicBool = AtomicBool::new(false);
+
+impl CudaDevice {
+    /// GPU `ordinal` of this machine, counted from 0.
+    ///
+    /// # Errors
+    /// One line: there is no driver, no such device, or no kernels in this binary, and how to get it.
+    pub fn open(ordinal: usize) -> Result<CudaDevice, DeviceError> {
+        if Emulator::is_loaded() {
+            return Err(DeviceError::OtherKindInUse("emulated ones"));
+        }
+        // SAFETY: only looks for the driver's library. Every call of cudarc without one would panic.
+        if !unsafe { cudarc::driver::sys::is_culib_present() } {
+            return Err(DeviceError::NoDriver { names: "libcuda.so, libcuda.so.1".to_string() });
+        }
+        REAL_IN_USE.store(true, Ordering::Relaxed);
+        if let Some(reason) = embedded::NO_FAT_BINARIES {
+            return Err(DeviceError::NotBuilt(reason));
+        }
+        CudaDevice::new(Gpu::open(ordinal, None)?, embedded::FAT_BINARIES)
+    }
+
+    /// Emulated GPU `ordinal` of `settings.devices`. The settings are those of all emulated GPUs of the process from now on, but
+    /// for the number of devices and their memory, which stay as they were first.
+    ///
+    /// # Errors
+    /// One line: the binary was built without GCC, for another processor, or the process already uses a real GPU.
+    pub fn emulated(settings: &EmulatorSettings, ordinal: usize) -> Result<CudaDevice, DeviceError> {
+        if REAL_IN_USE.load(Ordering::Relaxed) {
+            return Err(DeviceError::OtherKindInUse("real ones"));
+        }
+        let emulator = Emulator::start(settings)?;
+        CudaDevice::new(Gpu::open(ordinal, Some(emulator))?, embedded::EMULATED_KERNELS)
+    }
+
+    fn new(gpu: Gpu, images: &[(&str, &[u8])]) -> Result<CudaDevice, DeviceError> {
+        let gpu = Arc::new(gpu);
+        let kernels = Kernels::load(gpu.clone(), images)?;
+        let allocator = Arc::new(Allocator::new(gpu.clone()));
+        let tables = Tables::new(gpu.clone(), allocator.clone());
+        Ok(CudaDevice { shared: Arc::new(Shared { tables, kernels, allocator, gpu }), segment: ATTENTION_SEGMENT, cublaslt: None })
+    }
+
+    /// The same device, its products made by `library`.
+    ///
+    /// # Errors
+    /// One line if there is no cuBLASLt.
+    pub fn with_gemm(self, library: GemmLibrary) -> Result<CudaDevice, DeviceError> {
+        let cublaslt = match library {
+            GemmLibrary::Own => None,
+            GemmLibrary::CublasLt => Some(Arc::new(CublasLt::new(self.shared.gpu.clone(), &self.shared.allocator)?)),
+        };
+        Ok(CudaDevice { cublaslt, ..self })
+    }
+
+    /// The same device, its attention reducing over segments of `segment` keys, rounded up to whole pages: for tests, which would
+    /// otherwise need sequences beyond 8,192 tokens to see two segments.
+    pub fn with_attention_segment(self, segment: usize) -> CudaDevice {
+        CudaDevice { segment: segment.max(1).next_multiple_of(KEYS_PER_PAGE), ..self }
+    }
+
+    /// Whether the kernels can run a model of these sizes.
+    ///
+    /// # Errors
+    /// One line naming the size that they cannot.
+    pub fn check_sizes(&self, heads: Heads, hidden: usize, intermediate: usize) -> Result<(), DeviceError> {
+        let refuse = |what: &str, value: usize, must: &str| Err(DeviceError::Unsupported(format!("{what} is {value}: {must} on a GPU")));
+        if ![32, 64, 128].contains(&heads.head_dim) {
+            return refuse("head_dim", heads.head_dim, "it must be 32, 64 or 128");
+        }
+        if !(1..=8).contains(&heads.group()) || heads.group() * heads.key_value_heads != heads.query_heads {
+            return refuse("num_attention_heads", heads.query_heads, "it must be 1 to 8 times num_key_value_heads");
+        }
+        if heads.projected_width() > PROJECTED_WIDTH {
+            return refuse("the width of queries, keys and values", heads.projected_width(), &format!("it must be at most {PROJECTED_WIDTH}"));
+        }
+        if hidden % 8 != 0 || hidden > NORM_WIDTH_WIDE {
+            return refuse("hidden_size", hidden, &format!("it must be a multiple of 8 and at most {NORM_WIDTH_WIDE}"));
+        }
+        if intermediate % 8 != 0 {
+            return refuse("intermediate_size", intermediate, "it must be a multiple of 8");
+        }
+        Ok(())
+    }
+
+    /// The table of memory by purpose.
+    pub fn allocations(&self) -> Vec<Allocation> {
+        self.shared.allocator.table()
+    }
+
+    /// Waits until the device has done all that it was asked for.
+    pub fn synchronize(&self) {
+        self.gpu().synchronize();
+    }
+
+    // ---- emulated GPUs: empty, and without effect, on real ones ----
+
+    pub fn is_emulated(&self) -> bool {
+        self.gpu().emulator.is_some()
+    }
+    /// Changes the settings of all emulated GPUs of the process.
+    pub fn configure(&self, settings: &EmulatorSettings) {
+        self.when_emulated(|emulator| emulator.configure(settings));
+    }
+    /// What the checkers have found since [`CudaDevice::clear_findings`], waiting for the device first.
+    pub fn findings(&self) -> Vec<Finding> {
+        self.when_emulated(Emulator::findings)
+    }
+    pub fn clear_findings(&self) {
+        self.when_emulated(Emulator::clear_findings);
+    }
+    /// Counters since [`CudaDevice::clear_counters`].
+    pub fn counters(&self) -> Vec<KernelCounters> {
+        self.when_emulated(Emulator::counters)
+    }
+    pub fn clear_counters(&self) {
+        self.when_emulated(Emulator::clear_counters);
+    }
+    /// Turns all memory that is in use now into findings.
+    pub fn report_leaks(&self) {
+        self.when_emulated(Emulator::report_leaks);
+    }
+
+    fn when_emulated<T: Default>(&self, run: impl FnOnce(&Emulator) -> T) -> T {
+        self.gpu().emulator.map_or_else(T::default, |emulator| {
+            let _ = self.gpu().drain(); // a lost device still has findings
+            run(emulator)
+        })
+    }
+
+    // ---- for the operations ----
+
+    fn gpu(&self) -> &Gpu {
+        &self.shared.gpu
+    }
+    fn kernels(&self) -> &Kernels {
+        &self.shared.kernels
+    }
+    fn tables(&self) -> &Tables {
+        &self.shared.tables
+    }
+    fn allocate(&self, purpose: Purpose, bytes: usize) -> Memory {
+        self.shared.allocator.allocate(purpose, bytes)
+    }
+    fn segment(&self) -> usize {
+        self.segment
+    }
+    fn cublaslt(&self) -> Option<&CublasLt> {
+        self.cublaslt.as_deref()
+    }
+}
+
+impl Device for CudaDevice {
+    type Buffer = Buffer;
+    type Packed = PackedWeights;
+    type KeyValues = PagedKeyValues;
+
+    fn describe(&self) -> String {
+        let gpu = self.gpu();
+        let (major, minor) = gpu.capability;
+        let gemm = if self.cublaslt.is_some() { ", products by cuBLASLt" } else { "" };
+        let memory = readable(gpu.total_memory);
+        format!("{}, compute capability {major}.{minor}, {} multiprocessors, {memory}{gemm}", gpu.name, gpu.multiprocessors)
+    }
+    fn activation_bytes(&self) -> usize {
+        buffers::Precision::Bf16.bytes()
+    }
+
+    fn zeros(&self, role: Role, length: usize) -> Buffer {
+        self.zeroed_buffer(role, length)
+    }
+    fn upload(&self, role: Role, values: &[f32]) -> Buffer {
+        self.uploaded_buffer(role, values)
+    }
+    fn length(&self, buffer: &Buffer) -> usize {
+        buffer.length()
+    }
+    fn write(&self, buffer: &mut Buffer, offset: usize, values: &[f32]) {
+        self.write_buffer(buffer, offset, values);
+    }
+    fn read(&self, buffer: &Buffer, offset: usize, length: usize) -> Vec<f32> {
+        self.read_buffer(buffer, offset, length)
+    }
+    fn clear(&self, buffer: &mut Buffer, length: usize) {
+        self.clear_buffer(buffer, length);
+    }
+    fn copy(&self, from: &Buffer, to: &mut Buffer, length: usize) {
+        self.copy_buffer(from, to, length);
+    }
+    fn scale(&self, buffer: &mut Buffer, factor: f32) {
+        self.scale_buffer(buffer, factor);
+    }
+    fn gather_rows(&self, from: &Buffer, rows: &[usize], width: usize, to: &mut Buffer) {
+        self.gathered_rows(from, rows, width, to);
+    }
+    fn scatter_rows(&self, from: &Buffer, rows: &[usize], width: usize, to: &mut Buffer) {
+        self.scattered_rows(from, rows, width, to);
+    }
+
+    fn pack(&self, weights: &Buffer, outputs: usize, inputs: usize) -> PackedWeights {
+        let memory = self.allocate(Purpose::Weights, outputs * inputs * buffers::Precision::Bf16.bytes());
+        let mut packed = PackedWeights { memory, outputs, inputs };
+        self.repack(weights, &mut packed);
+        packed
+    }
+    fn repack(&self, weights: &Buffer, packed: &mut PackedWeights) {
+        let length = packed.outputs * packed.inputs;
+        self.cast_to_bf16(weights.f32(length), packed.holding(length), length);
+    }
+    fn packed_bytes(&self, packed: &PackedWeights) -> usize {
+        packed.memory.bytes()
+    }
+    fn linear(&self, x: &Buffer, weights: LinearWeights<'_, Self>, y: &mut Buffer, rows: usize) {
+        let (outputs, inputs) = (weights.outputs, weights.inputs);
+        let output = if y.precision() == buffers::Precision::F32 { Output::F32 } else { Output::Bf16 };
+        self.multiply(&Product {
+            layout: Layout::Nt,
+            output,
+            a: x.bf16(rows * inputs),
+            b: weights.packed.holding(outputs * inputs),
+            c: y.holding(y.precision(), rows * outputs),
+            m: rows,
+            n: outputs,
+            k: inputs,
+            pitch_c: outputs,
+        });
+    }
+    fn linear_input_gradient(&self, dy: &Buffer, weights: LinearWeights<'_, Self>, dx: &mut Buffer, rows: usize) {
+        let (outputs, inputs) = (weights.outputs, weights.inputs);
+        self.multiply(&Product {
+            layout: Layout::Nn,
+            output: Output::Bf16,
+            a: dy.bf16(rows * outputs),
+            b: weights.packed.holding(outputs * inputs),
+            c: dx.bf16(rows * inputs),
+            m: rows,
+            n: inputs,
+            k: outputs,
+            pitch_c: inputs,
+        });
+    }
+    fn linear_weight_gradient(&self, dy: &Buffer, x: &Buffer, dw: &mut Buffer, rows: usize, outputs: usize, inputs: usize) {
+        self.multiply(&Product {
+            layout: Layout::Tn,
+            output: Output::Add,
+            a: dy.bf16(rows * outputs),
+            b: x.bf16(rows * inputs),
+            c: dw.f32(outputs * inputs),
+            m: outputs,
+            n: inputs,
+            k: rows,
+            pitch_c: inputs,
+        });
+    }
+
+    fn embed(&self, table: &Buffer, ids: &[u32], width: usize, x: &mut Buffer) {
+        self.embed_rows(table, ids, width, x);
+    }
+    fn embed_backward(&self, dx: &Buffer, ids: &[u32], width: usize, dtable: &mut Buffer) {
+        self.embed_rows_backward(dx, ids, width, dtable);
+    }
+
+    fn rms_norm(&self, x: &Buffer, weight: &Buffer, epsilon: f32, rows: usize, width: usize, y: &mut Buffer) {
+        self.norm(x, None, weight, epsilon, rows, width, y);
+    }
+    fn add_rms_norm(
+        &self,
+        x: &Buffer,
+        branch: &Buffer,
+        weight: &Buffer,
+        epsilon: f32,
+        rows: usize,
+        width: usize,
+        sum: &mut Buffer,
+        y: &mut Buffer,
+    ) {
+        self.norm(x, Some((branch, sum)), weight, epsilon, rows, width, y);
+    }
+    fn rms_norm_backward(
+        &self,
+        dy: &Buffer,
+        x: &Buffer,
+        weight: &Buffer,
+        epsilon: f32,
+        rows: usize,
+        width: usize,
+        dx: &mut Buffer,
+        dweight: &mut Buffer,
+    ) {
+        self.norm_backward(dy, x, weight, epsilon, rows, width, dx, dweight);
+    }
+
+    fn rotate(&self, projected: &Buffer, rotation: &Rotation<'_, Self>, rotated: &mut Buffer) {
+        self.rotated(projected, rotation, rotated);
+    }
+    fn rotate_backward(
+        &self,
+        projected: &Buffer,
+        rotation: &Rotation<'_, Self>,
+        gradient: &mut Buffer,
+        weights: RotationGradients<'_, Self>,
+    ) {
+        self.rotated_backward(projected, rotation, gradient, weights);
+    }
+
+    fn new_key_values(&self, heads: Heads) -> PagedKeyValues {
+        PagedKeyValues::new(self.shared.gpu.clone(), self.shared.allocator.clone(), heads)
+    }
+    fn clear_key_values(&self, key_values: &mut PagedKeyValues) {
+        key_values.clear();
+    }
+    fn attention(
+        &self,
+        rotated: &Buffer,
+        heads: Heads,
+        spans: &[Span],
+        caches: &mut [&mut PagedKeyValues],
+        output: &mut Buffer,
+        log_sum_exp: Option<&mut Buffer>,
+    ) {
+        self.attend(rotated, heads, spans, caches, output, log_sum_exp);
+    }
+    fn attention_backward(
+        &self,
+        doutput: &Buffer,
+        rotated: &Buffer,
+        output: &Buffer,
+        log_sum_exp: &Buffer,
+        heads: Heads,
+        spans: &[Span],
+        drotated: &mut Buffer,
+    ) {
+        self.attend_backward(doutput, rotated, output, log_sum_exp, heads, spans, drotated);
+    }
+
+    fn swiglu(&self, gate_up: &Buffer, rows: usize, width: usize, y: &mut Buffer) {
+        self.gated(gate_up, rows, width, y);
+    }
+    fn swiglu_backward(&self, dy: &Buffer, gate_up: &mut Buffer, rows: usize, width: usize, y: &mut Buffer) {
+        self.gated_backward(dy, gate_up, rows, width, y);
+    }
+
+    fn head(&self, hidden: &Buffer, weights: LinearWeights<'_, Self>, targets: &[u32], temperature: f32) -> Scores {
+        self.head_scores(hidden, weights.packed, targets, temperature)
+    }
+    fn head_backward(
+        &self,
+        hidden: &Buffer,
+        weights: LinearWeights<'_, Self>,
+        targets: &[u32],
+        temperature: f32,
+        cotangents: &Cotangents,
+        dhidden: &mut Buffer,
+        dweights: &mut Buffer,
+    ) {
+        self.head_gradients(hidden, weights, targets, temperature, cotangents, dhidden, dweights);
+    }
+    fn head_sample(
+        &self,
+        hidden: &Buffer,
+        weights: LinearWeights<'_, Self>,
+        temperature: f32,
+        uniforms: &[f64],
+        sampleable: usize,
+    ) -> Vec<(u32, f32)> {
+        self.head_samples(hidden, weights.packed, temperature, uniforms, sampleable)
+    }
+
+    fn sum_of_squares(&self, buffer: &Buffer) -> f64 {
+        self.squares(buffer)
+    }
+    fn adamw(
+        &self,
+        weights: &mut Buffer,
+        packed: Option<&mut PackedWeights>,
+        gradient: &Buffer,
+        first: &mut Buffer,
+        second: &mut Buffer,
+        step: AdamWStep,
+    ) {
+        self.adamw_step(weights, packed, gradient, (first, second), step);
+    }
+}
