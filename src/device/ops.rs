@@ -6,6 +6,7 @@
 //! in attention, where it depends on the rows before it in its own sequence, and in weight gradients, which sum rows in a fixed order.
 
 use super::peaks::Peaks;
+use super::traced::Ranges;
 
 /// What a buffer is for: it decides the precision that the device keeps it in, and its line in the allocation table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -152,6 +153,10 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     /// Memory by purpose as the device gave it out; empty where nobody keeps count.
     fn memory_use(&self) -> Vec<MemoryUse> {
         Vec::new()
+    }
+    /// Where a profiler of the device takes named ranges; `None` where nothing listens.
+    fn ranges(&self) -> Option<Box<dyn Ranges>> {
+        None
     }
 
     // ---- buffers ----

@@ -45,12 +45,9 @@ pub struct Traced<D: Device> {
 }
 
 impl<D: Device> Traced<D> {
+    /// Also opens a named range around every operation, recorded or not, where the device has a place for them.
     pub fn new(device: D) -> Traced<D> {
-        Traced::with_ranges(device, None)
-    }
-
-    /// Also opens a named range around every operation, recorded or not.
-    pub fn with_ranges(device: D, ranges: Option<Box<dyn Ranges>>) -> Traced<D> {
+        let ranges = device.ranges();
         let recorder = Recorder { origin: Instant::now(), on: AtomicBool::new(false), spans: Mutex::default(), ranges };
         Traced { device, recorder: Arc::new(recorder) }
     }

@@ -1,7 +1,9 @@
 //! `learner bench`: each part measured by itself, with its conventions printed beside the numbers. `docs/benchmarks.md` says how
 //! to read them.
 
+mod cases;
 mod figures;
+mod kernels;
 mod rollout;
 mod step;
 mod trace;
@@ -20,6 +22,8 @@ pub struct BenchArguments {
 
 #[derive(clap::Subcommand)]
 enum BenchCommand {
+    /// Every kernel by itself: counters on an emulated GPU, times on a real one, beside the least it must do
+    Kernels(kernels::KernelsArguments),
     /// The trainer alone on made-up packed batches: no rollouts, no network, no sandbox
     Step(step::StepArguments),
     /// The built-in engine alone: reading prompts, then sampling
@@ -45,6 +49,7 @@ struct ModelArguments {
 
 pub fn run(arguments: &BenchArguments, output: &OutputArguments) -> Result<(), CliError> {
     match &arguments.command {
+        BenchCommand::Kernels(arguments) => kernels::run(arguments, output),
         BenchCommand::Step(arguments) => step::run(arguments, output),
         BenchCommand::Rollout(arguments) => rollout::run(arguments, output),
     }

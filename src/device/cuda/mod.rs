@@ -24,6 +24,8 @@ mod indices;
 mod launch;
 mod optimizer;
 mod pages;
+mod ranges;
+pub mod roofline;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -36,10 +38,15 @@ pub use buffers::Buffer;
 pub use emulator::{EmulatorSettings, Finding, KernelCounters, LineCounters};
 pub use error::{DeviceError, DeviceFailure};
 pub use gemm::GemmLibrary;
+pub use launch::LaunchTime;
 pub use pages::PagedKeyValues;
 
 use super::cpu::ATTENTION_SEGMENT;
-use super::ops::{AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span};
+use super::ops::{
+    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, Role, Rotation, RotationGradients, Scores, Span,
+};
+use super::peaks::Peaks;
+use super::traced::Ranges;
 use allocator::{Allocator, Memory};
 use arguments::{Address, KEYS_PER_PAGE, NORM_WIDTH_WIDE, PROJECTED_WIDTH};
 use cublaslt::CublasLt;
@@ -134,7 +141,11 @@ impl CudaDevice {
         let kernels = Kernels::load(gpu.clone(), images)?;
         let allocator = Arc::new(Allocator::new(gpu.clone()));
         let tables = Tables::new(gpu.clone(), allocator.clone());
-        Ok(CudaDevice { shared: Arc::new(Shared { tables, kernels, allocator, gpu }), segment: ATTENTION_SEGMENT, cublaslt: None })
+        Ok(CudaDevice {
+            shared: Arc::new(Shared { tables, kernels, allocator, gpu }),
+            segment: ATTENTION_SEGMENT,
+            cublaslt: None,
+        })
     }
 
     /// The same device, its products made by `library`.
@@ -160,7 +171,8 @@ impl CudaDevice {
     /// # Errors
     /// One line naming the size that they cannot.
     pub fn check_sizes(&self, heads: Heads, hidden: usize, intermediate: usize) -> Result<(), DeviceError> {
-        let refuse = |what: &str, value: usize, must: &str| Err(DeviceError::Unsupported(format!("{what} is {value}: {must} on a GPU")));
+        let refuse =
+            |what: &str, value: usize, must: &str| Err(DeviceError::Unsupported(format!("{what} is {value}: {must} on a GPU")));
         if ![32, 64, 128].contains(&heads.head_dim) {
             return refuse("head_dim", heads.head_dim, "it must be 32, 64 or 128");
         }
@@ -168,7 +180,11 @@ impl CudaDevice {
             return refuse("num_attention_heads", heads.query_heads, "it must be 1 to 8 times num_key_value_heads");
         }
         if heads.projected_width() > PROJECTED_WIDTH {
-            return refuse("the width of queries, keys and values", heads.projected_width(), &format!("it must be at most {PROJECTED_WIDTH}"));
+            return refuse(
+                "the width of queries, keys and values",
+                heads.projected_width(),
+                &format!("it must be at most {PROJECTED_WIDTH}"),
+            );
         }
         if hidden % 8 != 0 || hidden > NORM_WIDTH_WIDE {
             return refuse("hidden_size", hidden, &format!("it must be a multiple of 8 and at most {NORM_WIDTH_WIDE}"));
@@ -184,9 +200,13 @@ impl CudaDevice {
         self.shared.allocator.table()
     }
 
-    /// Waits until the device has done all that it was asked for.
-    pub fn synchronize(&self) {
-        self.gpu().synchronize();
+    /// Times every launch from now on with events of the device, until [`CudaDevice::launch_times`].
+    pub fn time_launches(&self) {
+        self.kernels().time_launches();
+    }
+    /// The launches since then, in order.
+    pub fn launch_times(&self) -> Vec<LaunchTime> {
+        self.kernels().take_times()
     }
 
     // ---- emulated GPUs: empty, and without effect, on real ones ----
@@ -257,6 +277,19 @@ impl Device for CudaDevice {
         let gemm = if self.cublaslt.is_some() { ", products by cuBLASLt" } else { "" };
         let memory = readable(gpu.total_memory);
         format!("{}, compute capability {major}.{minor}, {} multiprocessors, {memory}{gemm}", gpu.name, gpu.multiprocessors)
+    }
+    fn synchronize(&self) {
+        self.gpu().synchronize();
+    }
+    fn peaks(&self) -> Option<Peaks> {
+        Peaks::of(&self.gpu().name).filter(|_| !self.is_emulated())
+    }
+    fn memory_use(&self) -> Vec<MemoryUse> {
+        let line = |Allocation { purpose, in_use, peak }| MemoryUse { purpose: Purpose::name(purpose), in_use, peak };
+        self.allocations().into_iter().map(line).collect()
+    }
+    fn ranges(&self) -> Option<Box<dyn Ranges>> {
+        ranges::Nvtx::find().map(|nvtx| Box::new(nvtx) as Box<dyn Ranges>)
     }
     fn activation_bytes(&self) -> usize {
         buffers::Precision::Bf16.bytes()

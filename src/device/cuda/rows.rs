@@ -17,7 +17,7 @@ const MOST_PARTS: usize = 256;
 const LEAST_ROWS_PER_PART: usize = 16;
 
 /// Parts, and the rows that each of them sums.
-fn parts_of(rows: usize) -> (usize, usize) {
+pub(super) fn parts_of(rows: usize) -> (usize, usize) {
     let rows_per_part = rows.div_ceil(MOST_PARTS).max(LEAST_ROWS_PER_PART);
     (rows.div_ceil(rows_per_part), rows_per_part)
 }
@@ -200,12 +200,8 @@ impl CudaDevice {
     }
 
     pub(super) fn gated(&self, gate_up: &Buffer, rows: usize, width: usize, y: &mut Buffer) {
-        let arguments = SwiGlu {
-            gate_up: gate_up.bf16(rows * 2 * width),
-            y: y.bf16(rows * width),
-            rows: rows as i64,
-            width: width as i64,
-        };
+        let arguments =
+            SwiGlu { gate_up: gate_up.bf16(rows * 2 * width), y: y.bf16(rows * width), rows: rows as i64, width: width as i64 };
         self.kernels().launch_striding("swiglu", rows * width / 8, &arguments);
     }
 
