@@ -69,7 +69,7 @@ fn watch(kernel: impl Into<String>, shape: impl Into<String>, minimum: Minimum) 
 
 /// All cases, in the order of the files in `cuda/`.
 pub fn cases(sizes: &Sizes) -> Vec<Case> {
-    let &Sizes { rows, width, heads, product, length, sequences, head_rows, head_inputs, vocabulary } = sizes;
+    let &Sizes { rows, width, heads, product, length, sequences, head_rows, vocabulary, .. } = sizes;
     let numbers = rows * width;
     let [matrix, rows_shape] = [format!("{numbers}"), format!("{rows} x {width}")];
     let rotated = format!("{rows} x ({} + 2 x {}) x {}", heads.query_heads, heads.key_value_heads, heads.head_dim);
