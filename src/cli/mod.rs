@@ -1,5 +1,6 @@
 //! The command line: one file per subcommand, `setup.rs` for what several need.
 
+mod bench;
 mod config;
 mod device;
 mod doctor;
@@ -101,6 +102,8 @@ enum Command {
     Tasks(tasks::TasksArguments),
     /// Run a command in the sandbox
     Sandbox(sandbox::SandboxArguments),
+    /// Measure kernels, the training step alone, or the engine alone
+    Bench(bench::BenchArguments),
     /// What this machine offers and what is missing
     Doctor,
     /// Work with run files
@@ -123,6 +126,7 @@ pub fn main() -> ExitCode {
         Some(Command::Score(arguments)) => score::run(&arguments, output.json),
         Some(Command::Tasks(arguments)) => tasks::run(&arguments, output.json),
         Some(Command::Sandbox(arguments)) => sandbox::run(&arguments, output.json),
+        Some(Command::Bench(arguments)) => bench::run(&arguments, &output),
         Some(Command::Doctor) => doctor::run(&output),
         Some(Command::Config(arguments)) => config::run(&arguments, &output),
     };

@@ -4,10 +4,15 @@ mod choice;
 pub mod cpu;
 pub mod cuda;
 mod ops;
+mod peaks;
+mod traced;
 
 pub use choice::DeviceChoice;
 pub use cpu::CpuDevice;
 pub use cuda::CudaDevice;
 pub use ops::{
-    AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span, inverse_temperature,
+    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, Role, Rotation, RotationGradients, Scores, Span,
+    inverse_temperature,
 };
+pub use peaks::Peaks;
+pub use traced::{OperationSpan, Ranges, Traced};

@@ -5,6 +5,9 @@
 //! overwritten unless said otherwise. Whatever an operation computes for a row depends on that row alone, bit for bit, except
 //! in attention, where it depends on the rows before it in its own sequence, and in weight gradients, which sum rows in a fixed order.
 
+use super::peaks::Peaks;
+use super::traced::Ranges;
+
 /// What a buffer is for: it decides the precision that the device keeps it in, and its line in the allocation table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
@@ -113,6 +116,16 @@ pub struct AdamWStep {
     pub gradient_scale: f32,
 }
 
+/// One line of a device's table of memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// `weights`, `activations`, `workspace` ...
+    pub purpose: &'static str,
+    pub in_use: usize,
+    /// The most that was in use at once.
+    pub peak: usize,
+}
+
 /// Inverse of a sampling temperature; 0 (greedy) reports log-probabilities at temperature 1.
 pub fn inverse_temperature(temperature: f32) -> f32 {
     if temperature == 0.0 { 1.0 } else { 1.0 / temperature }
@@ -129,6 +142,22 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
 
     /// For people: `CPU, AVX2, 2 threads`.
     fn describe(&self) -> String;
+
+    // ---- for those who measure ----
+    /// Returns when everything asked of the device so far is done; a device that works at once has nothing to wait for.
+    fn synchronize(&self) {}
+    /// What the device can do at most; `None` where that is not known, and then nothing is called a share of it.
+    fn peaks(&self) -> Option<Peaks> {
+        None
+    }
+    /// Memory by purpose as the device gave it out; empty where nobody keeps count.
+    fn memory_use(&self) -> Vec<MemoryUse> {
+        Vec::new()
+    }
+    /// Where a profiler of the device takes named ranges; `None` where nothing listens.
+    fn ranges(&self) -> Option<Box<dyn Ranges>> {
+        None
+    }
 
     // ---- buffers ----
     /// Bytes of one number of [`Role::Activations`].

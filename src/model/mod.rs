@@ -9,9 +9,11 @@
 mod backward;
 mod config;
 mod error;
+mod flops;
 mod forward;
 mod generate;
 mod parameters;
+mod shapes;
 mod weights;
 
 use std::io::Write;
@@ -21,8 +23,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub use crate::device::{Cotangents, Scores};
 pub use config::{Family, ModelConfig};
 pub use error::ModelError;
+pub use flops::StepFlops;
 pub use generate::{Extension, Hidden, KeyValueCache};
 pub use parameters::{Gradients, Kind};
+pub use shapes::shape_names;
 
 use crate::device::{Device, Role};
 use crate::types::{Batch, Key, Purpose};

@@ -16,6 +16,7 @@ pub enum Purpose {
     Evaluation = 6,
     Bootstrap = 7,
     GenerateTask = 8,
+    Benchmark = 9,
 }
 
 /// A random stream: `(purpose, indices)` hashed to a state, then SplitMix64 in counter mode.

@@ -1,5 +1,6 @@
 //! Tests of the whole program, started as a user starts it.
 
+mod bench;
 mod harness;
 mod on_policy;
 mod own_tasks;

@@ -7,7 +7,7 @@ use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUfunction_attribute as FunctionAttribute};
-use cudarc::driver::{CudaContext, CudaStream, DriverError as CudaError, result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError as CudaError, result};
 
 use super::arguments::Address;
 use super::emulator::Emulator;
@@ -81,6 +81,18 @@ impl Gpu {
     pub fn drain(&self) -> Result<(), CudaError> {
         self.bound()?;
         self.stream.synchronize()
+    }
+
+    // ---- time ----
+
+    /// A moment in the stream, to measure from or to.
+    pub fn moment(&self) -> CudaEvent {
+        self.expect("recording an event", self.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)))
+    }
+
+    /// Waits for both moments: the microseconds between them.
+    pub fn microseconds(&self, from: &CudaEvent, to: &CudaEvent) -> f64 {
+        f64::from(self.expect("reading an event", from.elapsed_ms(to))) * 1e3
     }
 
     // ---- memory ----

@@ -1,7 +1,9 @@
 //! Kernels by name, and their launches.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use cudarc::driver::CudaEvent;
 
 use super::arguments::{Arguments, LaunchShape};
 use super::driver::{Function, Gpu, Module};
@@ -22,6 +24,15 @@ pub struct Kernels {
     modules: Vec<Module>,
     /// Those that were launched before.
     known: RwLock<HashMap<String, Kernel>>,
+    /// While launches are timed: each with the moments before and after it.
+    timed: Mutex<Option<Vec<(String, CudaEvent, CudaEvent)>>>,
+}
+
+/// One timed launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaunchTime {
+    pub kernel: String,
+    pub microseconds: f64,
 }
 
 impl Kernels {
@@ -34,7 +45,7 @@ impl Kernels {
             })
         };
         let modules = images.iter().map(load).collect::<Result<_, _>>()?;
-        Ok(Kernels { gpu, modules, known: RwLock::default() })
+        Ok(Kernels { gpu, modules, known: RwLock::default(), timed: Mutex::default() })
     }
 
     /// Launches a kernel over `grid` blocks; nothing if there are none.
@@ -53,9 +64,29 @@ impl Kernels {
         let grid =
             grid.map(|blocks| u32::try_from(blocks).unwrap_or_else(|_| raise(format!("{blocks} blocks of {name} are too many"))));
         let (threads, shared) = (kernel.shape.threads as u32, kernel.shape.shared_bytes as u32);
+        let mut timed = self.timed.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = timed.as_ref().map(|_| self.gpu.moment());
         // SAFETY: the kernel takes this struct; its addresses are of buffers that the calling operation has measured.
         let launched = unsafe { self.gpu.launch(kernel.function, grid, threads, shared, arguments) };
         launched.unwrap_or_else(|error| self.gpu.fail(&format!("launching {name}"), error));
+        if let (Some(timed), Some(before)) = (timed.as_mut(), before) {
+            timed.push((name.to_string(), before, self.gpu.moment()));
+        }
+    }
+
+    /// From now on every launch is timed, until [`Kernels::take_times`].
+    pub fn time_launches(&self) {
+        *self.timed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+    }
+
+    /// The launches since [`Kernels::time_launches`], in order.
+    pub fn take_times(&self) -> Vec<LaunchTime> {
+        let timed = self.timed.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
+        let time = |(kernel, before, after): (String, CudaEvent, CudaEvent)| {
+            let microseconds = self.gpu.microseconds(&before, &after);
+            LaunchTime { kernel, microseconds }
+        };
+        timed.into_iter().map(time).collect()
     }
 
     /// Launches a kernel whose blocks stride over work for `threads` threads.

@@ -24,6 +24,8 @@ mod indices;
 mod launch;
 mod optimizer;
 mod pages;
+mod ranges;
+pub mod roofline;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -36,10 +38,15 @@ pub use buffers::Buffer;
 pub use emulator::{EmulatorSettings, Finding, KernelCounters, LineCounters};
 pub use error::{DeviceError, DeviceFailure};
 pub use gemm::GemmLibrary;
+pub use launch::LaunchTime;
 pub use pages::PagedKeyValues;
 
 use super::cpu::ATTENTION_SEGMENT;
-use super::ops::{AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span};
+use super::ops::{
+    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, Role, Rotation, RotationGradients, Scores, Span,
+};
+use super::peaks::Peaks;
+use super::traced::Ranges;
 use allocator::{Allocator, Memory};
 use arguments::{Address, KEYS_PER_PAGE, NORM_WIDTH_WIDE, PROJECTED_WIDTH};
 use cublaslt::CublasLt;
@@ -193,9 +200,13 @@ impl CudaDevice {
         self.shared.allocator.table()
     }
 
-    /// Waits until the device has done all that it was asked for.
-    pub fn synchronize(&self) {
-        self.gpu().synchronize();
+    /// Times every launch from now on with events of the device, until [`CudaDevice::launch_times`].
+    pub fn time_launches(&self) {
+        self.kernels().time_launches();
+    }
+    /// The launches since then, in order.
+    pub fn launch_times(&self) -> Vec<LaunchTime> {
+        self.kernels().take_times()
     }
 
     // ---- emulated GPUs: empty, and without effect, on real ones ----
@@ -266,6 +277,19 @@ impl Device for CudaDevice {
         let gemm = if self.cublaslt.is_some() { ", products by cuBLASLt" } else { "" };
         let memory = readable(gpu.total_memory);
         format!("{}, compute capability {major}.{minor}, {} multiprocessors, {memory}{gemm}", gpu.name, gpu.multiprocessors)
+    }
+    fn synchronize(&self) {
+        self.gpu().synchronize();
+    }
+    fn peaks(&self) -> Option<Peaks> {
+        Peaks::of(&self.gpu().name).filter(|_| !self.is_emulated())
+    }
+    fn memory_use(&self) -> Vec<MemoryUse> {
+        let line = |Allocation { purpose, in_use, peak }| MemoryUse { purpose: Purpose::name(purpose), in_use, peak };
+        self.allocations().into_iter().map(line).collect()
+    }
+    fn ranges(&self) -> Option<Box<dyn Ranges>> {
+        ranges::Nvtx::find().map(|nvtx| Box::new(nvtx) as Box<dyn Ranges>)
     }
     fn activation_bytes(&self) -> usize {
         buffers::Precision::Bf16.bytes()

@@ -10,7 +10,7 @@ use crate::device::ops::AdamWStep;
 const NUMBERS_PER_PART: usize = 16 * 1024;
 const MOST_PARTS: usize = 1024;
 
-fn parts_of(length: usize) -> usize {
+pub(super) fn parts_of(length: usize) -> usize {
     length.div_ceil(NUMBERS_PER_PART).min(MOST_PARTS)
 }
 

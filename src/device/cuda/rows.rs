@@ -17,7 +17,7 @@ const MOST_PARTS: usize = 256;
 const LEAST_ROWS_PER_PART: usize = 16;
 
 /// Parts, and the rows that each of them sums.
-fn parts_of(rows: usize) -> (usize, usize) {
+pub(super) fn parts_of(rows: usize) -> (usize, usize) {
     let rows_per_part = rows.div_ceil(MOST_PARTS).max(LEAST_ROWS_PER_PART);
     (rows.div_ceil(rows_per_part), rows_per_part)
 }

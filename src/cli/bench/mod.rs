@@ -1,0 +1,95 @@
+//! `learner bench`: each part measured by itself, with its conventions printed beside the numbers. `docs/benchmarks.md` says how
+//! to read them.
+
+mod cases;
+mod figures;
+mod kernels;
+mod rollout;
+mod step;
+mod trace;
+
+use std::path::{Path, PathBuf};
+
+use super::{CliError, OutputArguments};
+use crate::device::{Device, DeviceChoice};
+use crate::model::{Model, ModelConfig, shape_names};
+
+#[derive(clap::Args)]
+pub struct BenchArguments {
+    #[command(subcommand)]
+    command: BenchCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum BenchCommand {
+    /// Every kernel by itself: counters on an emulated GPU, times on a real one, beside the least it must do
+    Kernels(kernels::KernelsArguments),
+    /// The trainer alone on made-up packed batches: no rollouts, no network, no sandbox
+    Step(step::StepArguments),
+    /// The built-in engine alone: reading prompts, then sampling
+    Rollout(rollout::RolloutArguments),
+}
+
+/// What every benchmark of a model takes.
+#[derive(clap::Args, Clone, Debug)]
+struct ModelArguments {
+    /// Hugging Face directory, or the name of a shape whose weights are drawn at random
+    #[arg(long, value_name = "DIR|NAME")]
+    model: PathBuf,
+    /// Tokens of the longest sequence
+    #[arg(long, value_name = "TOKENS")]
+    context: usize,
+    /// Where the model runs: cpu, cuda[:N] or emulated
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    device: DeviceChoice,
+    /// Write the operations of a traced round as Chrome trace JSON (chrome://tracing, Perfetto)
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+}
+
+pub fn run(arguments: &BenchArguments, output: &OutputArguments) -> Result<(), CliError> {
+    match &arguments.command {
+        BenchCommand::Kernels(arguments) => kernels::run(arguments, output),
+        BenchCommand::Step(arguments) => step::run(arguments, output),
+        BenchCommand::Rollout(arguments) => rollout::run(arguments, output),
+    }
+}
+
+/// The model to measure, before a device is opened for it.
+enum Subject {
+    Directory(PathBuf),
+    Shape(Box<ModelConfig>),
+}
+
+impl ModelArguments {
+    /// Checks everything that can be checked without a device.
+    fn subject(&self, least_context: usize) -> Result<Subject, CliError> {
+        if self.context < least_context {
+            return Err(CliError::Refused(format!("--context {}: must be at least {least_context}", self.context)));
+        }
+        if let Some(folder) = self.trace.as_deref().and_then(Path::parent)
+            && !folder.as_os_str().is_empty()
+            && !folder.is_dir()
+        {
+            return Err(CliError::Refused(format!("--trace: {} is no folder", folder.display())));
+        }
+        if let Some(config) = self.model.to_str().and_then(ModelConfig::named) {
+            return Ok(Subject::Shape(Box::new(config)));
+        }
+        if self.model.is_dir() {
+            return Ok(Subject::Directory(self.model.clone()));
+        }
+        let names: Vec<_> = shape_names().collect();
+        let message = format!("--model {}: neither a folder nor one of {}", self.model.display(), names.join(", "));
+        Err(CliError::Refused(message))
+    }
+}
+
+impl Subject {
+    fn open<D: Device>(self, device: D) -> Result<Model<D>, CliError> {
+        match self {
+            Subject::Directory(directory) => Model::load(device, &directory).map_err(CliError::refused),
+            Subject::Shape(config) => Ok(Model::initialise(device, *config, 0)),
+        }
+    }
+}
