@@ -38,9 +38,6 @@ const PLANTED_FAULTS: &str = "tests/kernels/planted.cu";
 const EMULATED_LIBRARIES: &[(&str, &[&str])] =
     &[("libcuda.so", &[]), ("libnccl.so", &["nccl.cpp"]), ("libcublasLt.so", &["cublaslt.cpp"])];
 
-/// What is seen of these libraries from outside.
-const EXPORTS: &str = "cuda/emulator/exports.map";
-
 /// Kernels for the emulated GPU: every access to memory calls the emulator (the sanitizer's hooks), arrays have checked bounds,
 /// nothing merges or vectorises accesses, so that they can be counted as a GPU would make them, and a call at a kernel's end stays a
 /// call, so that its return address tells its line.
@@ -87,7 +84,7 @@ fn main() {
     if let Ok(gcc) = &emulator {
         link_emulator(gcc, &kernels, &out);
     }
-    write_if_changed(&out.join("embedded.rs"), &embedded(&kernels, emulator.err(), nvcc.err(), &out));
+    write_if_changed(&out.join("embedded.rs"), &embedded(&kernels, emulator.err(), nvcc.err()));
 }
 
 // ---- compilers ----
@@ -109,7 +106,8 @@ fn find_gcc() -> Result<PathBuf, String> {
 fn find_nvcc() -> Result<PathBuf, String> {
     let home = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
     let candidates = home.into_iter().chain([PathBuf::from("nvcc"), PathBuf::from("/usr/local/cuda/bin/nvcc")]);
-    let Some((nvcc, text)) = candidates.into_iter().find_map(|path| output_of(&path, "--version").map(|text| (path, text))) else {
+    let Some((nvcc, text)) = candidates.into_iter().find_map(|path| output_of(&path, "--version").map(|text| (path, text)))
+    else {
         return Err("no kernels for real GPUs are in this binary: nvcc was not found when it was built (CUDA_HOME/bin, PATH, \
                     /usr/local/cuda/bin); install the CUDA toolkit 12.8 or later, or `pip install nvidia-cuda-nvcc`, and build again"
             .to_string());
@@ -121,7 +119,11 @@ fn find_nvcc() -> Result<PathBuf, String> {
     match version {
         Some(version) if version < NVCC_AT_LEAST => Err(format!(
             "no kernels for real GPUs are in this binary: {} is of CUDA {}.{}, and {}.{} or later is needed",
-            nvcc.display(), version.0, version.1, NVCC_AT_LEAST.0, NVCC_AT_LEAST.1
+            nvcc.display(),
+            version.0,
+            version.1,
+            NVCC_AT_LEAST.0,
+            NVCC_AT_LEAST.1
         )),
         _ => Ok(nvcc),
     }
@@ -172,11 +174,12 @@ fn shared_library(gcc: &Path, objects: &[PathBuf], flags: &[OsString], output: P
     arguments.extend(objects.iter().map(OsString::from));
     arguments.extend(flags.iter().cloned());
     arguments.extend(["-o".into(), output.clone().into()]);
-    Job { program: gcc.to_path_buf(), arguments, inputs: objects.iter().cloned().chain([EXPORTS.into()]).collect(), output }
+    Job { program: gcc.to_path_buf(), arguments, inputs: objects.iter().cloned().collect(), output }
 }
 
 fn emulator_sources() -> Vec<PathBuf> {
-    let mut sources: Vec<PathBuf> = fs::read_dir("cuda/emulator").into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut sources: Vec<PathBuf> =
+        fs::read_dir("cuda/emulator").into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     sources.retain(|path| path.extension().is_some_and(|extension| extension == "cpp"));
     sources.sort();
     sources
@@ -187,9 +190,12 @@ fn link_emulator(gcc: &Path, kernels: &[PathBuf], out: &Path) {
     let elsewhere: Vec<&str> = EMULATED_LIBRARIES.iter().flat_map(|(_, own)| own.iter().copied()).collect();
     let file_name = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     for (name, own) in EMULATED_LIBRARIES {
-        let belongs = |path: &PathBuf| if own.is_empty() { !elsewhere.contains(&&*file_name(path)) } else { own.contains(&&*file_name(path)) };
-        let objects: Vec<PathBuf> = emulator_sources().iter().filter(|path| belongs(path)).map(|path| output_path(path, "o", out)).collect();
-        let mut flags = words(&format!("-Wl,-soname,{name} -Wl,--version-script={EXPORTS} -static-libstdc++ -static-libgcc -pthread"));
+        let belongs = |path: &PathBuf| {
+            if own.is_empty() { !elsewhere.contains(&&*file_name(path)) } else { own.contains(&&*file_name(path)) }
+        };
+        let objects: Vec<PathBuf> =
+            emulator_sources().iter().filter(|path| belongs(path)).map(|path| output_path(path, "o", out)).collect();
+        let mut flags = words(&format!("-Wl,-soname,{name} -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -pthread"));
         if !own.is_empty() {
             flags.extend(linked_to_the_driver(out));
         }
@@ -244,8 +250,10 @@ fn run_all(jobs: &[Job]) {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..at_once {
-            scope.spawn(|| while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                run(job);
+            scope.spawn(|| {
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    run(job);
+                }
             });
         }
     });
@@ -290,11 +298,12 @@ fn fail(message: &str) -> ! {
 // ---- what the binary carries ----
 
 /// The text of `OUT_DIR/embedded.rs`: see `src/device/cuda/embedded.rs`.
-fn embedded(kernels: &[PathBuf], no_emulator: Option<String>, no_nvcc: Option<String>, out: &Path) -> String {
+fn embedded(kernels: &[PathBuf], no_emulator: Option<String>, no_nvcc: Option<String>) -> String {
     let bytes = |name: &str| format!("include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}\"))");
     let entry = |name: &str| format!("    ({name:?}, {} as &[u8]),\n", bytes(name));
     let table = |present: bool, entries: String| if present { format!("&[\n{entries}]") } else { "&[]".to_string() };
-    let fat_binaries: String = kernels.iter().map(|kernel| entry(&output_path(kernel, "fatbin", Path::new("")).to_string_lossy())).collect();
+    let fat_binaries: String =
+        kernels.iter().map(|kernel| entry(&output_path(kernel, "fatbin", Path::new("")).to_string_lossy())).collect();
     let libraries: String = EMULATED_LIBRARIES.iter().map(|(name, _)| entry(name)).collect();
     let type_of_tables = "&[(&str, &[u8])]";
     format!(

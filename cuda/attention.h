@@ -1,12 +1,12 @@
-// What the attention kernels share: the operands' places in shared tiles, the online softmax, and the merge of segments. Each formula
-// is here once, because forward and decode must give the same bits for the same row.
+// What the attention kernels share: the operands' places in shared tiles, the online softmax, and the merge of segments. Each
+// formula is here once, because forward and decode must give the same bits for the same row.
 //
 // A warp owns 16 rows of queries (keys, in the backward by keys). In an accumulator a lane holds two of them, `group` and
-// `group + 8`, called half 0 and half 1 here: elements [n][2 * half] and [n][2 * half + 1] are columns 8 n + 2 * member and the next
-// (mma.h). Scores stay in registers from the first product to the second: an accumulator of 16 columns, rounded to bf16, is the left
-// operand of 16 values of k, element for element.
+// `group + 8`, called half 0 and half 1 here: elements [n][2 * half] and [n][2 * half + 1] are columns 8 n + 2 * member and the
+// next (mma.h). Scores stay in registers from the first product to the second: an accumulator of 16 columns, rounded to bf16, is
+// the left operand of 16 values of k, element for element.
 //
-// Online softmax: Milakov and Gimelshein 2018; its use for attention: Dao et al. 2022 (FlashAttention), Dao 2023 (FlashAttention-2).
+// Online softmax: Milakov and Gimelshein 2018; for attention: Dao et al. 2022 (FlashAttention), Dao 2023 (FlashAttention-2).
 #pragma once
 
 #include "include/arguments.h"
@@ -17,11 +17,11 @@ DEVICE int lane_member() { return lane() % 4; }
 
 // ---- operands in shared tiles ----
 
-// Where a lane points load_matrices for 16 rows by 16 columns (two chunks) at (row, chunk), `row` a multiple of 8. A tile's permutation
-// repeats every 8 rows, so that `row` only adds to the address: one address in a register serves all rows.
-//   left operand, rows of the tile are rows of the product:                            plain
-//   right operand, rows of the tile are its columns (A B^T):                           plain, 16 columns of the product a call
-//   right operand, rows of the tile are k (A B):                                       transposed, 16 columns of the product a call
+// Where a lane points load_matrices for 16 rows by 16 columns (two chunks) at (row, chunk), `row` a multiple of 8. A tile's
+// permutation repeats every 8 rows, so that `row` only adds to the address: one address in a register serves all rows.
+//   left_rows      left operand, rows of the tile are rows of the product: load plain
+//   right_columns  right operand, rows of the tile are columns of the product (A B^T): load plain, gives two parts of 16 x 8
+//   right_rows     right operand, rows of the tile are k (A B): load transposed, gives two parts of 16 x 8
 template <class AnyTile> DEVICE const bf16* left_rows(AnyTile& tile, int row, int chunk) {
     return tile.at(lane() % 16, chunk + lane() / 16) + row * AnyTile::COLUMNS;
 }
@@ -33,7 +33,8 @@ template <class AnyTile> DEVICE const bf16* right_rows(AnyTile& tile, int row, i
 }
 
 // One load of 16 x 16 of a right operand is two of its 16 x 8 parts. Loads before `first` are something else.
-template <int tiles, int count> DEVICE void as_right(const uint32_t (&loaded)[count][4], int first, uint32_t (&right)[tiles][2]) {
+template <int tiles, int count>
+DEVICE void as_right(const uint32_t (&loaded)[count][4], int first, uint32_t (&right)[tiles][2]) {
 #pragma unroll
     for (int n = 0; n < tiles; ++n) {
         right[n][0] = loaded[first + n / 2][n % 2 * 2];
@@ -106,9 +107,10 @@ DEVICE void multiply_tiles(float (&product)[1][tiles][4], LeftTile& left, int ro
     }
 }
 
-// sum[16, 8 tiles] += weights[16, 8 weight_tiles] * tile[.., columns from 8 first_chunk], k ascending; weights are rounded to bf16.
+// sum[16, 8 tiles] += weights[16, 8 weight_tiles] * tile[.., from column 8 first_chunk], k ascending; weights rounded to bf16.
 template <int weight_tiles, int tiles, class AnyTile>
-DEVICE void multiply_weights(float (&sum)[1][tiles][4], const float (&weights)[1][weight_tiles][4], AnyTile& tile, int first_chunk) {
+DEVICE void multiply_weights(float (&sum)[1][tiles][4], const float (&weights)[1][weight_tiles][4], AnyTile& tile,
+                             int first_chunk) {
 #pragma unroll
     for (int step = 0; step < weight_tiles / 2; ++step) {
         uint32_t left[1][4];
@@ -145,8 +147,8 @@ DEVICE void copy_rows(Tile<rows, head_dim>& tile, const bf16* from, int64_t pitc
 // value * factor, any zero as +0: a masked key may or may not have turned a sum's -0 into +0.
 DEVICE float normalised(float value, float factor) { return multiply_add(value, factor, 0.0f); }
 
-// Writes the warp's 16 rows of an accumulator, times factors[half], to global memory in bf16, as far as they lie below `count`. They pass
-// through rows row .. row + 15 of a tile that no other warp uses there, so that 16 bytes go out at a time.
+// Writes the warp's 16 rows of an accumulator, times factors[half], to global memory in bf16, as far as they lie below `count`.
+// They pass through rows row .. row + 15 of a tile that no other warp uses there, so that 16 bytes go out at a time.
 template <int head_dim, class AnyTile>
 DEVICE void store_rows(const float (&values)[1][head_dim / 8][4], const float (&factors)[2], AnyTile& tile, int row, bf16* to,
                        int64_t pitch, int count) {
@@ -173,43 +175,50 @@ DEVICE void store_rows(const float (&values)[1][head_dim / 8][4], const float (&
 // three tiles: while one is read, the next is on its way or there, and the one after goes where the last was.
 template <int threads, int head_dim> struct PageStream {
     using PageTile = Tile<KEYS_PER_PAGE, head_dim>;
-    PageTile* ring;         // three tiles
-    bf16* const* pages;     // the sequence's page table, from the page that is copied next
-    const bf16* page;       // that page
-    const bf16* next_page;  // and the one after, read early, so that no copy waits for its address
-    int key_offset;         // of this head's keys in a page
-    int value_offset;       // and of its values
-    int keys_left;          // of the keys from `page` on: the rest is zero
+    PageTile* ring;      // three tiles
+    int to;              // the tile that is filled next; it is being read until then
+    bf16* const* pages;  // page table, from the next 32 entries on
+    Vector8 entries;     // each lane's of the last 32: one load, and its latency, for 2,048 keys
+    int entry;           // of them, the one that comes next
+    const bf16* page;    // whose keys were copied last
+    int key_offset;      // of this head's keys in a page
+    int value_offset;    // and of its values
+    int keys_left;       // from `page` on: what is beyond becomes zero
     bool values_next;
-    int to;                 // tile of the ring that is filled next: the one that is being read
 
     DEVICE void copy_next() {
         if (keys_left > 0) {
+            if (!values_next) take_page();
             copy_rows<threads>(ring[to], page + (values_next ? value_offset : key_offset), head_dim, keys_left);
-            if (values_next) {
-                keys_left -= KEYS_PER_PAGE;
-                page = next_page;
-                ++pages;
-                if (keys_left > KEYS_PER_PAGE) next_page = pages[1];
-            }
+            if (values_next) keys_left -= KEYS_PER_PAGE;
             values_next = !values_next;
         }
         commit_copies();
         to = to == 2 ? 0 : to + 1;
     }
 
-    // `table` points to the page of the first key, of which there are `keys` (at least one). Tile 2 of the ring stays free until the
-    // first `next`.
+    DEVICE void take_page() {
+        if (entry == WARP) {
+            if (lane() * KEYS_PER_PAGE < keys_left) entries = load8(pages + lane());
+            pages += WARP;
+            entry = 0;
+        }
+        const uint64_t low = shuffle(entries.words[0], entry), high = shuffle(entries.words[1], entry);
+        page = reinterpret_cast<const bf16*>(high << 32 | low);
+        ++entry;
+    }
+
+    // `table` points to the page of the first of `keys` keys. Tile 2 of the ring stays free until the first `next`.
     DEVICE void start(PageTile* ring_of_three, bf16* const* table, int key_value_heads, int head, int keys) {
         ring = ring_of_three;
+        to = 0;
         pages = table;
+        entries = Vector8{};
+        entry = WARP;
         key_offset = head * KEYS_PER_PAGE * head_dim;
         value_offset = (key_value_heads + head) * KEYS_PER_PAGE * head_dim;
-        page = table[0];
-        next_page = keys > KEYS_PER_PAGE ? table[1] : nullptr;
         keys_left = keys;
         values_next = false;
-        to = 0;
         copy_next();
         copy_next();
     }
@@ -249,10 +258,14 @@ template <int columns> struct Gathered {
     }
 };
 
-// exp(scale (maximum - merged)) for a maximum that became `merged`: the factor that brings sums to the new one. 0 from -inf to a number,
-// 1 from a number to itself. `scale_log2` is scale log2(e).
+// Where no key was visible the maximum is -inf, and any number will do to subtract.
 DEVICE float finite(float maximum) { return maximum > -INFINITE ? maximum : 0.0f; }
-DEVICE float decay(float maximum, float merged, float scale_log2) { return exp2_fast((maximum - finite(merged)) * scale_log2); }
+
+// exp(scale (maximum - merged)): what brings sums under one maximum to a larger one. 0 from -inf to a number, exactly 1 from a
+// number to itself. `scale_log2` is scale log2(e).
+DEVICE float decay(float maximum, float merged, float scale_log2) {
+    return exp2_fast((maximum - finite(merged)) * scale_log2);
+}
 
 // The factors of two parts whose maxima and sums are merged into `maximum` and `sum`. A part that saw no key changes no bit.
 struct MergeFactors {
@@ -280,8 +293,8 @@ template <int tiles> DEVICE void hide_later_keys(float (&scores)[1][tiles][4], i
     }
 }
 
-// Takes in the scores of 64 more keys: maxima, sums and values are brought to the new maxima, and the scores become the weights of
-// the keys' values. Hidden keys enter as exact zeros.
+// Takes in the scores of 64 more keys: maxima, sums and values are brought to the new maxima, and the scores become the weights
+// of the keys' values. Hidden keys enter as exact zeros.
 template <int columns, int tiles>
 DEVICE void take_in(Gathered<columns>& gathered, float (&scores)[1][tiles][4], float scale_log2) {
 #pragma unroll
@@ -305,7 +318,7 @@ DEVICE void take_in(Gathered<columns>& gathered, float (&scores)[1][tiles][4], f
         }
         gathered.maxima[half] = largest;
         gathered.sums[half] = sum;
-        if (factor == 1.0f) continue; // the maximum moves seldom once many keys are seen, and a product with 1 changes no bit
+        if (factor == 1.0f) continue; // after many keys the maximum seldom moves, and a product with 1 changes no bit
 #pragma unroll
         for (int n = 0; n < columns / 8; ++n) {
             gathered.values[0][n][2 * half] *= factor;
@@ -331,5 +344,8 @@ DEVICE void attend_page(Gathered<columns>& gathered, const LeftRows<head_dim>& q
 DEVICE float probability(float score, float scale_log2, float log2_sum_exp) {
     return exp2_fast(multiply_add(score, scale_log2, -log2_sum_exp));
 }
-// d loss / d (scale score) = p (d loss / dp - delta), delta = sum over keys of p d loss / dp = sum over columns of doutput output.
-DEVICE float score_gradient(float probability, float dprobability, float delta) { return probability * (dprobability - delta); }
+// d loss / d (scale score) = p (d loss / dp - delta) with delta = sum over keys of p d loss / dp, which is also the sum over
+// columns of doutput output.
+DEVICE float score_gradient(float probability, float dprobability, float delta) {
+    return probability * (dprobability - delta);
+}

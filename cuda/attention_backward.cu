@@ -1,7 +1,7 @@
-// Backward of attention over whole sequences, without atomics: every sum has one owner and a fixed order (Dao 2023, with the gradients by
-// queries in a pass of their own: 7 products instead of 5, and the same bits in every run).
+// Backward of attention over whole sequences, without atomics: every sum has one owner and a fixed order (Dao 2023, with the
+// gradients by queries in a pass of their own: 7 products instead of 5, and the same bits in every run).
 //   attention_delta              delta = sum over columns of doutput output, per row and head
-//   attention_backward_keys      dV = sum of P^T doutput, dK = scale sum of dS^T Q, over the group's heads, then queries, ascending
+//   attention_backward_keys      dV = sum of P^T doutput, dK = scale sum of dS^T Q, over the group's heads, then queries
 //   attention_backward_queries   dQ = scale sum of dS K, over keys ascending
 // with P = exp(scale Q K^T - log_sum_exp) computed again and dS = P (doutput V^T - delta). P and dS are rounded to bf16 only as
 // operands; they never leave registers, because each kernel computes them in the orientation it goes on with.
@@ -82,7 +82,7 @@ template <int head_dim> DEVICE void attention_backward_keys(const AttentionBackw
             const int query = int(threadIdx.x) % QUERIES;
             const int64_t at = (row + query) * arguments.query_heads + step.head;
             if (int(threadIdx.x) < QUERIES) {
-                statistic = query < rows ? LOG2_E * arguments.log_sum_exp[at] : INFINITE; // probability 0 where there is no query
+                statistic = query < rows ? LOG2_E * arguments.log_sum_exp[at] : INFINITE; // no query: probability 0
             } else if (int(threadIdx.x) < 2 * QUERIES) {
                 statistic = query < rows ? arguments.delta[at] : 0.0f;
             }
@@ -139,11 +139,12 @@ template <int head_dim> struct QueriesShared {
     struct Stage {
         Tile<KEYS_PER_PAGE, head_dim> keys, values;
     };
-    Stage stages[2];                               // the queries pass through the second before the second keys need it
-    Tile<QUERIES_PER_TILE, head_dim> doutputs;     // stay here: registers hold the queries, and no more
+    Stage stages[2];                           // the queries pass through the second before the second keys need it
+    Tile<QUERIES_PER_TILE, head_dim> doutputs; // stay here: registers hold the queries, and no more
 };
 
-template <int head_dim> DEVICE void attention_backward_queries(const AttentionBackward& arguments, QueriesShared<head_dim>& shared) {
+template <int head_dim>
+DEVICE void attention_backward_queries(const AttentionBackward& arguments, QueriesShared<head_dim>& shared) {
     const AttentionTile tile = arguments.tiles[blockIdx.x];
     const AttentionSpan span = arguments.spans[tile.span];
     const int head = int(blockIdx.y);
@@ -162,7 +163,7 @@ template <int head_dim> DEVICE void attention_backward_queries(const AttentionBa
             auto& stage = shared.stages[first_key / KEYS_PER_PAGE % 2];
             const bf16* from = first_key_row + first_key * width;
             copy_rows<BACKWARD_THREADS>(stage.keys, from, width, keys - first_key);
-            copy_rows<BACKWARD_THREADS>(stage.values, from + int64_t(arguments.key_value_heads) * head_dim, width, keys - first_key);
+            copy_rows<BACKWARD_THREADS>(stage.values, from + arguments.key_value_heads * head_dim, width, keys - first_key);
         }
         commit_copies();
     };
@@ -180,7 +181,7 @@ template <int head_dim> DEVICE void attention_backward_queries(const AttentionBa
     for (int half = 0; half < 2; ++half) {
         const int row = warp_row + lane_group() + 8 * half;
         const int64_t at = (first_row + row) * arguments.query_heads + head;
-        log2_sum_exps[half] = row < count ? LOG2_E * arguments.log_sum_exp[at] : INFINITE; // probability 0 where there is no query
+        log2_sum_exps[half] = row < count ? LOG2_E * arguments.log_sum_exp[at] : INFINITE; // no query: probability 0
         deltas[half] = row < count ? arguments.delta[at] : 0.0f;
     }
 

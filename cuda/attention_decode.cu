@@ -1,11 +1,13 @@
-// Attention of a few new rows (one, when sampling) over all keys of their sequences. What limits it is reading keys and values once, so
-// the query heads of a group are rows of one tile, and segments of keys are computed by different blocks. attention_merge puts the
-// segments together in ascending order. A row goes through the same operations as in attention_forward: the same bits come out.
+// Attention of a few new rows (one, when sampling) over all keys of their sequences. What limits it is reading keys and values
+// once, so the query heads of a group are rows of one tile, and segments of keys are computed by different blocks.
+// attention_merge puts the segments together in ascending order. A row goes through the same operations as in attention_forward,
+// so the same bits come out.
 #include "attention.h"
 
 constexpr int DECODE_ROWS = 16;
 
-// Every warp computes all scores, which is free while memory is the limit, and owns a part of the values' columns: warps exchange nothing.
+// Every warp computes all scores, which is free while memory is the limit, and owns a part of the values' columns: warps exchange
+// nothing.
 template <int head_dim> constexpr int DECODE_WARPS = head_dim >= 64 ? 4 : 2;
 
 template <int head_dim> struct DecodeShared {
@@ -69,22 +71,24 @@ template <int head_dim> DEVICE void attention_decode(const AttentionDecode& argu
                    Vector8{{float_to_bits(pair[2 * half]), float_to_bits(pair[2 * half + 1])}});
         }
         if (warp() == 0 && lane_member() == 0) {
-            store8(maxima_and_sums + 2 * row, Vector8{{float_to_bits(gathered.maxima[half]), float_to_bits(gathered.sums[half])}});
+            store8(maxima_and_sums + 2 * row,
+                   Vector8{{float_to_bits(gathered.maxima[half]), float_to_bits(gathered.sums[half])}});
         }
     }
 }
 
 constexpr int MERGE_THREADS = 128;
 
-// One row of a decode tile by head_dim / 8 lanes, 8 columns each.
+// One row of a decode tile by head_dim / 4 lanes, 4 columns each: 16 bytes of a partial result.
 template <int head_dim> DEVICE void attention_merge(const AttentionDecode& arguments) {
-    constexpr int lanes = head_dim / 8;
+    constexpr int lanes = head_dim / 4;
     const int group = arguments.query_heads / arguments.key_value_heads;
     const float scale_log2 = arguments.scale * LOG2_E;
     const int64_t tile_rows = int64_t(arguments.span_count) * arguments.key_value_heads * DECODE_ROWS;
     const int64_t stride = int64_t(gridDim.x) * (MERGE_THREADS / lanes);
-    const int column = int(threadIdx.x) % lanes * 8;
-    for (int64_t index = int64_t(blockIdx.x) * (MERGE_THREADS / lanes) + int(threadIdx.x) / lanes; index < tile_rows; index += stride) {
+    const int column = int(threadIdx.x) % lanes * 4;
+    const int64_t first = int64_t(blockIdx.x) * (MERGE_THREADS / lanes) + int(threadIdx.x) / lanes;
+    for (int64_t index = first; index < tile_rows; index += stride) {
         const int row = int(index % DECODE_ROWS);
         const int head = int(index / DECODE_ROWS % arguments.key_value_heads);
         const int64_t span_index = index / DECODE_ROWS / arguments.key_value_heads;
@@ -92,37 +96,44 @@ template <int head_dim> DEVICE void attention_merge(const AttentionDecode& argum
         if (row >= span.length * group) continue;
 
         const int64_t keys = int64_t(span.past) + span.length;
-        float maximum = 0.0f, sum = 0.0f, values[8];
+        float maximum = 0.0f, sum = 0.0f, values[4];
         for (int64_t segment = 0; segment * arguments.segment < keys; ++segment) {
             const float* partial = arguments.partial + partial_offset(arguments, head_dim, span_index, head, segment);
             const Vector8 maximum_and_sum = load8(partial + DECODE_ROWS * head_dim + 2 * row);
-            const float fresh_maximum = bits_to_float(maximum_and_sum.words[0]), fresh_sum = bits_to_float(maximum_and_sum.words[1]);
-            float fresh[2][4];
-            load_floats(partial + row * head_dim + column, fresh[0]);
-            load_floats(partial + row * head_dim + column + 4, fresh[1]);
+            const float fresh_maximum = bits_to_float(maximum_and_sum.words[0]);
+            const float fresh_sum = bits_to_float(maximum_and_sum.words[1]);
+            float fresh[4];
+            load_floats(partial + row * head_dim + column, fresh);
             if (segment == 0) {
                 maximum = fresh_maximum;
                 sum = fresh_sum;
 #pragma unroll
-                for (int i = 0; i < 8; ++i) values[i] = fresh[i / 4][i % 4];
+                for (int i = 0; i < 4; ++i) values[i] = fresh[i];
             } else {
                 const MergeFactors factors = merge(maximum, sum, fresh_maximum, fresh_sum, scale_log2);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) values[i] = merge_value(values[i], fresh[i / 4][i % 4], factors);
+                for (int i = 0; i < 4; ++i) values[i] = merge_value(values[i], fresh[i], factors);
             }
         }
         const float factor = 1.0f / sum;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = normalised(values[i], factor);
+        for (int i = 0; i < 4; ++i) values[i] = normalised(values[i], factor);
         const int64_t output_row = int64_t(span.row) + row / group;
         const int64_t query_head = int64_t(head) * group + row % group;
-        store16(arguments.output + (output_row * arguments.query_heads + query_head) * head_dim + column, pack8(values));
+        store8(arguments.output + (output_row * arguments.query_heads + query_head) * head_dim + column,
+               Vector8{{pack(values[0], values[1]), pack(values[2], values[3])}});
     }
 }
 
-KERNEL(attention_decode_d32, DECODE_WARPS<32> * WARP, AttentionDecode, DecodeShared<32>) { attention_decode<32>(arguments, shared); }
-KERNEL(attention_decode_d64, DECODE_WARPS<64> * WARP, AttentionDecode, DecodeShared<64>) { attention_decode<64>(arguments, shared); }
-KERNEL(attention_decode_d128, DECODE_WARPS<128> * WARP, AttentionDecode, DecodeShared<128>) { attention_decode<128>(arguments, shared); }
+KERNEL(attention_decode_d32, DECODE_WARPS<32> * WARP, AttentionDecode, DecodeShared<32>) {
+    attention_decode<32>(arguments, shared);
+}
+KERNEL(attention_decode_d64, DECODE_WARPS<64> * WARP, AttentionDecode, DecodeShared<64>) {
+    attention_decode<64>(arguments, shared);
+}
+KERNEL(attention_decode_d128, DECODE_WARPS<128> * WARP, AttentionDecode, DecodeShared<128>) {
+    attention_decode<128>(arguments, shared);
+}
 
 KERNEL(attention_merge_d32, MERGE_THREADS, AttentionDecode, NoShared) { attention_merge<32>(arguments); }
 KERNEL(attention_merge_d64, MERGE_THREADS, AttentionDecode, NoShared) { attention_merge<64>(arguments); }

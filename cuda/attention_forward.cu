@@ -1,20 +1,20 @@
-// Causal attention of new rows over all keys of their sequences: grouped-query heads, packed sequences of any length, keys and values in
-// pages. One block takes 64 queries of one head, each of its four warps 16 of them, and walks the pages up to the last query. Keys are
-// reduced in segments counted from the sequence's start, each from zero, merged ascending, so that decode, which computes segments in
-// parallel, gives the same bits.
+// Causal attention of new rows over all keys of their sequences: grouped-query heads, packed sequences of any length, keys and
+// values in pages. One block takes 64 queries of one head, each of its four warps 16 of them, and walks the pages up to the last
+// query. Keys are reduced in segments counted from the sequence's start, each from zero, merged ascending, so that decode, which
+// computes segments in parallel, gives the same bits.
 #include "attention.h"
 
 constexpr int FORWARD_THREADS = 128;
 
 template <int head_dim> struct ForwardShared {
-    Tile<KEYS_PER_PAGE, head_dim> ring[3];      // the queries pass through the last before the first page needs it
-    float merged[QUERIES_PER_TILE * head_dim];  // values of the segments before, each thread's own: [head_dim / 8, threads, 4]
+    Tile<KEYS_PER_PAGE, head_dim> ring[3];     // the queries pass through the last before the first page needs it
+    float merged[QUERIES_PER_TILE * head_dim]; // of the segments before, each thread its own: [head_dim / 8, threads, 4]
 };
 
-// Merges the segment just finished into those before it. `first` and `last`: whether any comes before or after.
+// Merges the segment just finished into those before it. `first`, `last`: none comes before, after.
 template <int head_dim>
-DEVICE void finish_segment(Gathered<head_dim>& segment, float (&maxima)[2], float (&sums)[2], float* merged, bool first, bool last,
-                           float scale_log2) {
+DEVICE void finish_segment(Gathered<head_dim>& segment, float (&maxima)[2], float (&sums)[2], float* merged, bool first,
+                           bool last, float scale_log2) {
     segment.add_lanes();
     if (first && last) return;
     float* const own = merged + 4 * int(threadIdx.x);
@@ -98,6 +98,12 @@ template <int head_dim> DEVICE void attention_forward(const AttentionForward& ar
     }
 }
 
-KERNEL(attention_forward_d32, FORWARD_THREADS, AttentionForward, ForwardShared<32>) { attention_forward<32>(arguments, shared); }
-KERNEL(attention_forward_d64, FORWARD_THREADS, AttentionForward, ForwardShared<64>) { attention_forward<64>(arguments, shared); }
-KERNEL(attention_forward_d128, FORWARD_THREADS, AttentionForward, ForwardShared<128>) { attention_forward<128>(arguments, shared); }
+KERNEL(attention_forward_d32, FORWARD_THREADS, AttentionForward, ForwardShared<32>) {
+    attention_forward<32>(arguments, shared);
+}
+KERNEL(attention_forward_d64, FORWARD_THREADS, AttentionForward, ForwardShared<64>) {
+    attention_forward<64>(arguments, shared);
+}
+KERNEL(attention_forward_d128, FORWARD_THREADS, AttentionForward, ForwardShared<128>) {
+    attention_forward<128>(arguments, shared);
+}

@@ -28,8 +28,8 @@ DEVICE float log_one_plus(float x) {
     return sum == 1.0f ? x : log_precise(sum) * (x / (sum - 1.0f));
 }
 
-// What a row, or a part of it, comes to.
-struct Part {
+// What a row, or a part of it, comes to: 16 bytes, one access.
+struct alignas(16) Part {
     float largest;  // M
     float ties;     // how many z are M
     float others;   // sum of exp(z - M) over z < M
@@ -50,6 +50,16 @@ struct Part {
     }
 };
 constexpr Part NO_PART = {NOTHING, 0.0f, 0.0f, 0.0f};
+
+DEVICE Part load_part(const Part& from) {
+    float numbers[4];
+    load_floats(&from.largest, numbers);
+    return Part{numbers[0], numbers[1], numbers[2], numbers[3]};
+}
+DEVICE void store_part(Part& to, const Part& part) {
+    const float numbers[4] = {part.largest, part.ties, part.others, part.weighted};
+    store_floats(&to.largest, numbers);
+}
 
 // z of `pieces` times 4 ids: piece i starts at first + i * distance. Ids from `end` on are not read and NOTHING.
 template <int pieces>
@@ -116,11 +126,11 @@ DEVICE Part reduce_row(const float* logits, int64_t vocabulary, float inverse_te
     const int count = int((vocabulary + STRETCH - 1) / STRETCH);
     for (int stretch = warp(); stretch < count; stretch += THREADS / WARP) {
         const Part part = reduce_stretch(logits, stretch, vocabulary, inverse_temperature);
-        if (lane() == 0) shared.stretches[stretch] = part;
+        if (lane() == 0) store_part(shared.stretches[stretch], part);
     }
     sync_block();
     const int mine = int(threadIdx.x);
-    const Part part = mine < count ? shared.stretches[mine] : NO_PART;
+    const Part part = mine < count ? load_part(shared.stretches[mine]) : NO_PART;
     const float largest = block_maximum<THREADS>(part.largest, shared.scratch);
     const Part joined = part.relative_to(largest);
     const float ties = block_sum<THREADS>(joined.ties, shared.scratch);
@@ -259,7 +269,7 @@ KERNEL(head_sample, THREADS, HeadSample, RowShared) {
 #pragma unroll
     for (int i = 0; i < per_lane; ++i) {
         const int stretch = lane() * per_lane + i;
-        stretches[i] = stretch < last ? shared.stretches[stretch] : stretch == last ? cut : NO_PART;
+        stretches[i] = stretch < last ? load_part(shared.stretches[stretch]) : stretch == last ? cut : NO_PART;
         largest = maximum(largest, stretches[i].largest);
     }
     largest = warp_maximum(largest);

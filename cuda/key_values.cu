@@ -1,5 +1,5 @@
-// append_keys_values: the keys and values of new rows go to the pages of their sequences, one warp per row, 16 bytes per lane at a time.
-// Rows of a page's head are contiguous, so whole sectors are read and written.
+// append_keys_values: the keys and values of new rows go to the pages of their sequences, one warp per row, 16 bytes per lane at
+// a time. A head's part of a row is contiguous in the page as in the row, so whole sectors are read and written.
 #include "include/arguments.h"
 
 constexpr int APPEND_THREADS = 128;
@@ -16,10 +16,10 @@ KERNEL(append_keys_values, APPEND_THREADS, AppendKeysValues, NoShared) {
         bf16* const page = arguments.pages[span.page + position / KEYS_PER_PAGE];
         const bf16* from = arguments.rotated + row * width + query_width;
         for (int chunk = lane(); chunk < chunks; chunk += WARP) {
-            // Keys and values of all heads lie one after the other in a page too: [2 key_value_heads, KEYS_PER_PAGE, head_dim].
+            // In a page too, keys and values of all heads follow each other: [2 key_value_heads, KEYS_PER_PAGE, head_dim].
             const int64_t head = chunk / chunks_per_head;
-            const int64_t to = (head * KEYS_PER_PAGE + position % KEYS_PER_PAGE) * arguments.head_dim + chunk % chunks_per_head * 8;
-            store16(page + to, load16(from + 8 * chunk));
+            const int64_t to = (head * KEYS_PER_PAGE + position % KEYS_PER_PAGE) * arguments.head_dim;
+            store16(page + to + chunk % chunks_per_head * 8, load16(from + 8 * chunk));
         }
     }
 }

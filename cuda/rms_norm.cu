@@ -25,6 +25,7 @@ template <int chunks, int sums> struct NormShared {
 template <int most> DEVICE void norm_rows(const RmsNorm& arguments, NormShared<most, 1>& shared) {
     const int width = int(arguments.width);
     const Team team = form_teams<THREADS, most>(width / CHUNK);
+    if (int64_t(blockIdx.x) * team.count >= arguments.rows) return; // nothing to norm, so no need of the weights
     shared.weight.fill(arguments.weight, width, int(threadIdx.x), THREADS);
     sync_block();
     for (int64_t first = int64_t(blockIdx.x) * team.count; first < arguments.rows; first += int64_t(gridDim.x) * team.count) {

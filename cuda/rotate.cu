@@ -132,6 +132,7 @@ template <int head_dim> DEVICE void rotate_rows(const Rotate& arguments, RotateS
     const int turned = arguments.query_heads + arguments.key_value_heads;
     const bool biased = arguments.bias != nullptr;
     const bool normed = arguments.query_norm != nullptr;
+    if (int64_t(blockIdx.x) * WARPS >= arguments.rows) return; // nothing to rotate, so no need of the weights
     if (biased) shared.bias.fill(arguments.bias, heads * head_dim, int(threadIdx.x), THREADS);
     if (normed) {
         shared.norms[0].fill(arguments.query_norm, head_dim, int(threadIdx.x), THREADS);

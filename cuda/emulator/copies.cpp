@@ -24,7 +24,10 @@ void copies_start_block(Worker& worker) {
         const uint32_t next = mine.groups.open + 1;
         mine.groups = CopyGroups{next, next, next, next};
         mine.pending.clear();
+        copies.restarted |= next > LAST_TIME;
     }
+    if (!copies.restarted) return;
+    for (ThreadCopies& mine : copies.threads) mine = ThreadCopies{};
 }
 
 void copies_block_synchronised(Worker& worker) {

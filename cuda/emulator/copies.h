@@ -23,7 +23,8 @@ struct ThreadCopies {
 
 struct Copies {
     ThreadCopies threads[MOST_THREADS];
-    bool used = false; // by this block
+    bool used = false;      // by this block
+    bool restarted = false; // groups count from 1 again: cells of the race checker mean nothing any more
 };
 
 void copies_start_block(Worker& worker);

@@ -48,13 +48,13 @@ struct Counts {
 
 struct Request {
     uint64_t addresses[LANES];
-    uint32_t lanes = 0; // bit per lane
+    uint8_t bytes[LANES]; // as many in every lane, but for copies of part of a chunk
+    uint32_t lanes = 0;   // bit per lane
 };
 
 // Requests of one instruction by one warp since its lanes were last together.
 struct Instruction {
     const void* code;
-    uint32_t bytes;
     bool write, copy;
     uint32_t executed[LANES] = {};
     std::vector<Request> requests;
@@ -111,7 +111,7 @@ static void log_access(Worker& worker, uint32_t thread, uint64_t address, uint32
     const uint64_t key = reinterpret_cast<uint64_t>(code) * 4 + (copy ? 2 : 0) + global;
     if (key != log.last_key) {
         const auto [found, is_new] = log.index.emplace(key, log.instructions.size());
-        if (is_new) log.instructions.push_back(Instruction{code, bytes, write, copy, {}, {}, 0});
+        if (is_new) log.instructions.push_back(Instruction{code, write, copy, {}, {}, 0});
         log.last_key = key;
         log.last = found->second;
     }
@@ -124,6 +124,7 @@ static void log_access(Worker& worker, uint32_t thread, uint64_t address, uint32
     }
     Request& request = instruction.requests[execution];
     request.addresses[lane] = address;
+    request.bytes[lane] = uint8_t(bytes);
     request.lanes |= 1u << lane;
 }
 
@@ -139,27 +140,29 @@ void count_copy(Worker& worker, uint32_t thread, uint64_t shared, uint64_t globa
 // ---- what a request costs ----
 
 // Sorts, and drops what is there twice; returns how many are left.
-static size_t distinct(uint64_t* values, size_t count) {
+template <class Value> static size_t distinct(Value* values, size_t count) {
     std::sort(values, values + count);
     return size_t(std::unique(values, values + count) - values);
 }
 
 static void count_global(Counting& counting, const Instruction& instruction, const Request& request, Counts& counts) {
-    uint64_t addresses[LANES], sectors[2 * LANES];
-    size_t lanes = 0;
+    std::pair<uint64_t, uint32_t> asked[LANES]; // address and bytes
+    uint64_t sectors[2 * LANES];
+    size_t lanes = 0, touched = 0;
     for (int i = 0; i < LANES; ++i) {
-        if (request.lanes >> i & 1) addresses[lanes++] = request.addresses[i];
+        if (request.lanes >> i & 1) asked[lanes++] = {request.addresses[i], request.bytes[i]};
     }
-    lanes = distinct(addresses, lanes);
-    size_t touched = 0;
+    lanes = distinct(asked, lanes);
+    uint64_t bytes = 0;
     for (size_t i = 0; i < lanes; ++i) {
-        sectors[touched++] = addresses[i] / 32;
-        sectors[touched++] = (addresses[i] + instruction.bytes - 1) / 32;
+        bytes += asked[i].second;
+        sectors[touched++] = asked[i].first / 32;
+        sectors[touched++] = (asked[i].first + asked[i].second - 1) / 32;
     }
     touched = distinct(sectors, touched);
     counts.global_requests += 1;
     counts.global_sectors += touched;
-    counts.global_sectors_least += (lanes * instruction.bytes + 31) / 32;
+    counts.global_sectors_least += (bytes + 31) / 32;
     uint64_t moved = 0;
     for (size_t i = 0; i < touched; ++i) {
         if (instruction.copy || !(instruction.write ? counting.writes : counting.reads).hit(sectors[i])) moved += 32;
@@ -197,16 +200,15 @@ void count_barrier(Worker& worker, const void* code) {
 }
 
 void counters_warp_meets(Worker& worker, uint32_t warp) {
-    if (!worker.checks.counters) return;
     Counting& counting = *worker.counting;
     for (Instruction& instruction : counting.warps[warp].instructions) {
         if (instruction.used == 0) continue;
         Counts& counts = counting.lines[instruction.code];
         for (size_t i = 0; i < instruction.used; ++i) {
             const Request& request = instruction.requests[i];
-            const uint64_t any = request.addresses[__builtin_ctz(request.lanes)];
-            if (zone_of(any) == GLOBAL) count_global(counting, instruction, request, counts);
-            else count_shared(instruction.bytes, request.addresses, request.lanes, counts);
+            const int any = __builtin_ctz(request.lanes);
+            if (zone_of(request.addresses[any]) == GLOBAL) count_global(counting, instruction, request, counts);
+            else count_shared(request.bytes[any], request.addresses, request.lanes, counts);
         }
         instruction.used = 0;
         if (instruction.requests.size() > 1024) instruction.requests = {};
@@ -220,6 +222,7 @@ void counters_start_block(Worker& worker) {
     worker.counting->writes.clear();
 }
 void counters_all_meet(Worker& worker) {
+    if (!worker.checks.counters) return;
     for (uint32_t warp = 0; warp * LANES < worker.threads; ++warp) counters_warp_meets(worker, warp);
 }
 

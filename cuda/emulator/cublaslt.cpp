@@ -31,7 +31,9 @@ struct Layout {
     int64_t batch_stride = 0;
 
     size_t bytes() const { return type == FLOAT32 ? 4 : 2; }
-    int64_t offset(int64_t row, int64_t column) const { return order == ROW_MAJOR ? row * leading + column : column * leading + row; }
+    int64_t offset(int64_t row, int64_t column) const {
+        return order == ROW_MAJOR ? row * leading + column : column * leading + row;
+    }
     // Columns (rows) that lie in one piece, and their length.
     int64_t lines() const { return int64_t(order == ROW_MAJOR ? rows : columns); }
     int64_t line() const { return int64_t(order == ROW_MAJOR ? columns : rows); }
@@ -90,7 +92,8 @@ static std::vector<float> widen(const Layout& layout, const void* matrix, bool t
     std::vector<float> values(size_t(rows * columns));
     for (int64_t row = 0; row < rows; ++row) {
         for (int64_t column = 0; column < columns; ++column) {
-            values[size_t(row * columns + column)] = transposed ? load(layout, matrix, column, row) : load(layout, matrix, row, column);
+            float& value = values[size_t(row * columns + column)];
+            value = transposed ? load(layout, matrix, column, row) : load(layout, matrix, row, column);
         }
     }
     return values;
@@ -109,17 +112,16 @@ struct Task {
 // Why a product cannot be computed here; SUCCESS if it can.
 static Status judge(const Product& product, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
     const bool ta = product.transposed_a == TRANSPOSED, tb = product.transposed_b == TRANSPOSED;
-    if ((ta ? a.columns : a.rows) != d.rows || (tb ? b.rows : b.columns) != d.columns || (ta ? a.rows : a.columns) != (tb ? b.columns : b.rows) ||
-        c.rows != d.rows || c.columns != d.columns) {
-        return INVALID_VALUE;
-    }
+    const uint64_t m = ta ? a.columns : a.rows, n = tb ? b.rows : b.columns, k = ta ? a.rows : a.columns;
+    if (k != (tb ? b.columns : b.rows) || d.rows != m || d.columns != n || c.rows != m || c.columns != n) return INVALID_VALUE;
     for (const Layout* layout : {&a, &b, &c, &d}) {
         if (layout->rows == 0 || layout->columns == 0 || layout->leading < layout->line()) return INVALID_VALUE;
         if (layout->batches != 1 || layout->order < COLUMN_MAJOR || layout->order > ROW_MAJOR) return NOT_SUPPORTED;
     }
     const bool types = a.type == BFLOAT16 && b.type == BFLOAT16 && (d.type == BFLOAT16 || d.type == FLOAT32) && c.type == d.type;
     const bool compute = product.compute_type == COMPUTE_FLOAT32 || product.compute_type == COMPUTE_FLOAT32_PEDANTIC;
-    const bool transposes = product.transposed_a <= TRANSPOSED && product.transposed_b <= TRANSPOSED && product.transposed_c == NOT_TRANSPOSED;
+    const bool transposes = product.transposed_a <= TRANSPOSED && product.transposed_b <= TRANSPOSED &&
+                            product.transposed_c == NOT_TRANSPOSED;
     const bool plain = product.scale_type == FLOAT32 && product.pointer_mode == 0 && product.epilogue == 1;
     return types && compute && transposes && plain ? SUCCESS : NOT_SUPPORTED;
 }
@@ -135,7 +137,8 @@ static bool check(const Layout& layout, const void* matrix, bool written, const 
 
 // False after a finding.
 static bool multiply(const Task& task) {
-    if (!check(task.a, task.a_values, false, "cublasLtMatmul (A)") || !check(task.b, task.b_values, false, "cublasLtMatmul (B)")) return false;
+    if (!check(task.a, task.a_values, false, "cublasLtMatmul (A)")) return false;
+    if (!check(task.b, task.b_values, false, "cublasLtMatmul (B)")) return false;
     if (task.beta != 0 && !check(task.c, task.c_values, false, "cublasLtMatmul (C)")) return false;
     if (!check(task.d, task.d_values, true, "cublasLtMatmul (D)")) return false;
     const std::vector<float> a = widen(task.a, task.a_values, task.product.transposed_a == TRANSPOSED); // [m, k]
@@ -245,7 +248,8 @@ int32_t cublasLtMatmulPreferenceSetAttribute(Preference* preference, int32_t att
 }
 
 int32_t cublasLtMatmulAlgoGetHeuristic(void* handle, const Product* product, const Layout* a, const Layout* b, const Layout* c,
-                                       const Layout* d, const Preference* preference, int32_t wanted, HeuristicResult* results, int32_t* found) {
+                                       const Layout* d, const Preference* preference, int32_t wanted,
+                                       HeuristicResult* results, int32_t* found) {
     if (!handle || !product || !a || !b || !c || !d || !preference || wanted < 1) return INVALID_VALUE;
     *found = 0;
     if (const Status status = judge(*product, *a, *b, *c, *d)) return status;
@@ -255,10 +259,11 @@ int32_t cublasLtMatmulAlgoGetHeuristic(void* handle, const Product* product, con
     return SUCCESS;
 }
 
-int32_t cublasLtMatmul(void* handle, const Product* product, const float* alpha, const void* a_values, const Layout* a, const void* b_values,
-                       const Layout* b, const float* beta, const void* c_values, const Layout* c, void* d_values, const Layout* d,
-                       const Algorithm*, void*, size_t, void* stream_handle) {
-    if (!handle || !product || !alpha || !beta || !a || !b || !c || !d || !a_values || !b_values || !c_values || !d_values) return INVALID_VALUE;
+int32_t cublasLtMatmul(void* handle, const Product* product, const float* alpha, const void* a_values, const Layout* a,
+                       const void* b_values, const Layout* b, const float* beta, const void* c_values, const Layout* c,
+                       void* d_values, const Layout* d, const Algorithm*, void*, size_t, void* stream_handle) {
+    if (!handle || !product || !alpha || !beta || !a || !b || !c || !d) return INVALID_VALUE;
+    if (!a_values || !b_values || !c_values || !d_values) return INVALID_VALUE;
     if (const Status status = judge(*product, *a, *b, *c, *d)) return status;
     std::shared_ptr<emulator::driver::Stream> stream;
     if (emulator::driver::open_stream(stream_handle, stream)) return EXECUTION_FAILED;

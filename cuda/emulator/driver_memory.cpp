@@ -43,11 +43,15 @@ static Result unpin(void* address, bool owned, const char* function) {
     {
         const std::lock_guard lock(pinned().mutex);
         const auto found = pinned().by_start.find(static_cast<const char*>(address));
-        if (found == pinned().by_start.end() || found->second->owned != owned) return owned ? INVALID_VALUE : HOST_MEMORY_NOT_REGISTERED;
+        if (found == pinned().by_start.end() || found->second->owned != owned) {
+            return owned ? INVALID_VALUE : HOST_MEMORY_NOT_REGISTERED;
+        }
         region = std::move(found->second);
         pinned().by_start.erase(found);
     }
-    if (region.use_count() > 1) report_call(Kind::Stream, function, "pinned host memory is given up while a queued copy still uses it");
+    if (region.use_count() > 1) {
+        report_call(Kind::Stream, function, "pinned host memory is given up while a queued copy still uses it");
+    }
     return SUCCESS;
 }
 
@@ -260,7 +264,9 @@ int32_t cuMemPoolGetAttribute(void* pool, int32_t attribute, void* value) {
 
 int32_t cuMemPoolTrimTo(void*, size_t) { return SUCCESS; }
 
-int32_t cuMemAllocFromPoolAsync(uint64_t* address, size_t bytes, void*, void* handle) { return cuMemAllocAsync(address, bytes, handle); }
+int32_t cuMemAllocFromPoolAsync(uint64_t* address, size_t bytes, void*, void* handle) {
+    return cuMemAllocAsync(address, bytes, handle);
+}
 
 // ---- pinned host memory ----
 

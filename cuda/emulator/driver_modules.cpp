@@ -112,7 +112,8 @@ static Result load_library(const void* image, size_t length, void*& library) {
 }
 
 // What a launch breaks, in words; empty if nothing.
-static std::string launch_fault(const Function& function, const uint32_t (&grid)[3], const uint32_t (&block)[3], size_t shared_bytes) {
+static std::string launch_fault(const Function& function, const uint32_t (&grid)[3], const uint32_t (&block)[3],
+                                size_t shared_bytes) {
     const Kernel& kernel = function.kernel;
     const auto number = [](uint64_t value) { return std::to_string(value); };
     if (!grid[0] || !grid[1] || !grid[2]) return "an empty grid";
@@ -123,14 +124,16 @@ static std::string launch_fault(const Function& function, const uint32_t (&grid)
     const uint64_t threads = uint64_t(block[0]) * block[1] * block[2];
     if (threads > 1024) return "a block of " + number(threads) + " threads; at most 1024 are possible";
     if (block[0] != uint32_t(kernel.threads) || block[1] != 1 || block[2] != 1) {
-        return "blocks of " + number(block[0]) + " x " + number(block[1]) + " x " + number(block[2]) + " threads, but the kernel is made for " +
-               number(uint64_t(kernel.threads)) + " x 1 x 1";
+        return "blocks of " + number(block[0]) + " x " + number(block[1]) + " x " + number(block[2]) +
+               " threads, but the kernel is made for " + number(uint64_t(kernel.threads)) + " x 1 x 1";
     }
     if (shared_bytes != size_t(kernel.shared_bytes)) {
-        return number(shared_bytes) + " bytes of shared memory, but the kernel's struct has " + number(uint64_t(kernel.shared_bytes));
+        return number(shared_bytes) + " bytes of shared memory, but the kernel's struct has " +
+               number(uint64_t(kernel.shared_bytes));
     }
     if (shared_bytes > function.shared_bytes_allowed) {
-        return number(shared_bytes) + " bytes of shared memory, but cuFuncSetAttribute allowed only " + number(function.shared_bytes_allowed);
+        return number(shared_bytes) + " bytes of shared memory, but cuFuncSetAttribute allowed only " +
+               number(function.shared_bytes_allowed);
     }
     return "";
 }
@@ -196,7 +199,8 @@ int32_t cuModuleGetGlobal_v2(uint64_t* address, size_t* bytes, void* handle, con
     if (!variable) return NOT_FOUND;
     Dl_info info;
     const Elf64_Sym* symbol = nullptr;
-    if (!dladdr1(variable, &info, reinterpret_cast<void**>(const_cast<Elf64_Sym**>(&symbol)), RTLD_DL_SYMENT) || !symbol) return NOT_FOUND;
+    void** place = reinterpret_cast<void**>(const_cast<Elf64_Sym**>(&symbol));
+    if (!dladdr1(variable, &info, place, RTLD_DL_SYMENT) || !symbol) return NOT_FOUND;
     {
         Variables& known = variables();
         const std::lock_guard lock(known.mutex);
@@ -229,8 +233,8 @@ int32_t cuFuncSetAttribute(void* handle, int32_t attribute, int32_t value) {
     return SUCCESS;
 }
 
-int32_t cuLaunchKernel(void* function_handle, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x, uint32_t block_y,
-                       uint32_t block_z, uint32_t shared_bytes, void* handle, void** parameters, void** extra) {
+int32_t cuLaunchKernel(void* function_handle, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
+                       uint32_t block_y, uint32_t block_z, uint32_t shared_bytes, void* handle, void** parameters, void** extra) {
     std::shared_ptr<Stream> stream;
     if (const Result result = open_stream(handle, stream)) return result;
     const std::shared_ptr<Function> function = functions().find(function_handle);
@@ -264,7 +268,8 @@ int32_t cuLaunchCooperativeKernel(void*, uint32_t, uint32_t, uint32_t, uint32_t,
 }
 
 // By threads and shared memory alone; registers are not emulated.
-int32_t cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int32_t* blocks, void* handle, int32_t threads, size_t shared_bytes, uint32_t) {
+int32_t cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int32_t* blocks, void* handle, int32_t threads,
+                                                             size_t shared_bytes, uint32_t) {
     if (!functions().find(handle)) return INVALID_HANDLE;
     if (threads <= 0 || threads > 1024 || shared_bytes > SHARED_BYTES_MOST) return INVALID_VALUE;
     const size_t by_shared_memory = (228 * 1024) / (shared_bytes + 1024);

@@ -4,7 +4,8 @@
 // launch (.cpp) below the seam of runtime.h, and
 // those of the driver above it. Compiled with
 //   g++ -std=c++20 -O2 -g1 -march=x86-64-v3 -ffp-contract=off -fPIC -fvisibility=hidden -shared -Wl,-soname,libcuda.so -pthread
-// and never with a sanitizer.
+// and never with a sanitizer. Kernels are compiled with -fno-optimize-sibling-calls besides what the sanitizer needs: the return
+// address of a call is the place that findings and counters name.
 #include <sys/mman.h>
 
 #include <cstdio>

@@ -45,7 +45,8 @@ static std::string describe(const Signature& signature) {
     std::string text = CALLS[int(signature.call)];
     if (signature.call <= Call::ReduceScatter) text += std::string(" (") + REDUCTIONS[signature.reduction] + ")";
     text += " of " + std::to_string(signature.count) + " " + type_name(signature.type);
-    if (signature.call == Call::Reduce || signature.call == Call::Broadcast) text += " with root " + std::to_string(signature.root);
+    const bool rooted = signature.call == Call::Reduce || signature.call == Call::Broadcast;
+    if (rooted) text += " with root " + std::to_string(signature.root);
     return text;
 }
 
@@ -139,7 +140,8 @@ static Result join(const Request& request, std::shared_ptr<Operation>& operation
     Key key{-1, -1, communicator.collectives};
     if (transfer) {
         const auto peer = size_t(request.peer);
-        key = request.sends ? Key{rank, request.peer, communicator.sent[peer]++} : Key{request.peer, rank, communicator.received[peer]++};
+        key = request.sends ? Key{rank, request.peer, communicator.sent[peer]++}
+                            : Key{request.peer, rank, communicator.received[peer]++};
     } else {
         ++communicator.collectives;
     }
@@ -153,8 +155,8 @@ static Result join(const Request& request, std::shared_ptr<Operation>& operation
     operation = known;
     index = transfer ? (request.sends ? 0 : 1) : size_t(rank);
     if (operation->signature != request.signature) {
-        driver::report_call(Kind::Collective, "nccl", "rank " + std::to_string(rank) + " calls " + describe(request.signature) + " where " +
-                            describe(operation->signature) + " was called by rank " + ranks_of(*operation, true));
+        driver::report_call(Kind::Collective, "nccl", "rank " + std::to_string(rank) + " calls " + describe(request.signature) +
+                            " where " + describe(operation->signature) + " was called by rank " + ranks_of(*operation, true));
         fail(clique, INVALID_USAGE);
         return INVALID_USAGE;
     }
@@ -285,7 +287,7 @@ static Group& group() { // (behind a pointer: thread-local storage of a library 
 static Result wait_for_ranks(Clique& clique) {
     std::unique_lock lock(clique.mutex);
     clique.changed.wait(lock, [&] { return clique.present == clique.size() || clique.error != SUCCESS; });
-    return clique.error;
+    return clique.present == clique.size() ? SUCCESS : clique.error; // what the others did after that is not this call's error
 }
 
 static Result end_group() {
@@ -334,12 +336,14 @@ static Result end_group() {
     return first;
 }
 
-static Result submit(void* handle, Signature signature, int peer, bool sends, const void* send, void* receive, void* stream_handle) {
+static Result submit(void* handle, Signature signature, int peer, bool sends, const void* send, void* receive,
+                     void* stream_handle) {
     Request request{communicators().find(handle), signature, peer, sends, send, receive, nullptr};
     if (!request.communicator) return INVALID_ARGUMENT;
     const Communicator& communicator = *request.communicator;
     const int size = int(communicator.clique->size());
-    if (type_bytes(signature.type) == 0 || signature.reduction < 0 || signature.reduction > int(Reduction::Average)) return INVALID_ARGUMENT;
+    if (type_bytes(signature.type) == 0) return INVALID_ARGUMENT;
+    if (signature.reduction < 0 || signature.reduction > int(Reduction::Average)) return INVALID_ARGUMENT;
     if (signature.root < 0 || signature.root >= size || peer < 0 || peer >= size) return INVALID_ARGUMENT;
     if (driver::open_stream(stream_handle, request.stream)) return UNHANDLED_CUDA_ERROR;
     // Everything of a rank must live on its device (but buffers that this rank's side of the call does not use).
@@ -388,16 +392,22 @@ static Result come(void** handle, int size, const UniqueId& id, int rank) {
         const auto found = cliques().by_id.find(key);
         if (found == cliques().by_id.end()) {
             driver::report_call(Kind::Collective, "ncclCommInitRank",
-                                "the id was not made by ncclGetUniqueId in this process, or its ranks are complete: emulated devices live in one process");
+                                "the id was not made by ncclGetUniqueId in this process, or its ranks are complete: "
+                                "emulated devices live in one process");
             return INVALID_ARGUMENT;
         }
         if (!found->second) found->second = std::make_shared<Clique>(size);
         clique = found->second;
         const std::lock_guard inner(clique->mutex);
         std::string fault;
-        if (int(clique->size()) != size) fault = "it expects " + std::to_string(size) + " ranks, others " + std::to_string(clique->size());
-        else if (clique->devices[size_t(rank)] >= 0) fault = "this rank has already come";
-        else if (std::count(clique->devices.begin(), clique->devices.end(), device->ordinal)) fault = "another rank has the same device";
+        const auto& devices = clique->devices;
+        if (int(clique->size()) != size) {
+            fault = "it expects " + std::to_string(size) + " ranks, others " + std::to_string(clique->size());
+        } else if (devices[size_t(rank)] >= 0) {
+            fault = "this rank has already come";
+        } else if (std::count(devices.begin(), devices.end(), device->ordinal)) {
+            fault = "another rank has the same device";
+        }
         if (!fault.empty()) {
             driver::report_call(Kind::Collective, "ncclCommInitRank", "rank " + std::to_string(rank) + ": " + fault);
             fail(*clique, INVALID_USAGE);
@@ -476,7 +486,9 @@ int32_t ncclGetUniqueId(UniqueId* id) {
     return SUCCESS;
 }
 
-int32_t ncclCommInitRank(void** communicator, int32_t size, UniqueId id, int32_t rank) { return come(communicator, size, id, rank); }
+int32_t ncclCommInitRank(void** communicator, int32_t size, UniqueId id, int32_t rank) {
+    return come(communicator, size, id, rank);
+}
 
 int32_t ncclCommInitRankConfig(void** communicator, int32_t size, UniqueId id, int32_t rank, void*) {
     return come(communicator, size, id, rank);
@@ -557,16 +569,18 @@ int32_t ncclGroupEnd() {
     return --group().depth > 0 ? SUCCESS : end_group();
 }
 
-int32_t ncclAllReduce(const void* send, void* receive, size_t count, int32_t type, int32_t reduction, void* communicator, void* stream) {
+int32_t ncclAllReduce(const void* send, void* receive, size_t count, int32_t type, int32_t reduction, void* communicator,
+                      void* stream) {
     return submit(communicator, {Call::AllReduce, count, type, reduction, 0}, 0, false, send, receive, stream);
 }
 
-int32_t ncclReduce(const void* send, void* receive, size_t count, int32_t type, int32_t reduction, int32_t root, void* communicator,
-                   void* stream) {
+int32_t ncclReduce(const void* send, void* receive, size_t count, int32_t type, int32_t reduction, int32_t root,
+                   void* communicator, void* stream) {
     return submit(communicator, {Call::Reduce, count, type, reduction, root}, 0, false, send, receive, stream);
 }
 
-int32_t ncclReduceScatter(const void* send, void* receive, size_t count, int32_t type, int32_t reduction, void* communicator, void* stream) {
+int32_t ncclReduceScatter(const void* send, void* receive, size_t count, int32_t type, int32_t reduction, void* communicator,
+                          void* stream) {
     return submit(communicator, {Call::ReduceScatter, count, type, reduction, 0}, 0, false, send, receive, stream);
 }
 
@@ -574,7 +588,8 @@ int32_t ncclAllGather(const void* send, void* receive, size_t count, int32_t typ
     return submit(communicator, {Call::AllGather, count, type, 0, 0}, 0, false, send, receive, stream);
 }
 
-int32_t ncclBroadcast(const void* send, void* receive, size_t count, int32_t type, int32_t root, void* communicator, void* stream) {
+int32_t ncclBroadcast(const void* send, void* receive, size_t count, int32_t type, int32_t root, void* communicator,
+                      void* stream) {
     return submit(communicator, {Call::Broadcast, count, type, 0, root}, 0, false, send, receive, stream);
 }
 

@@ -24,7 +24,7 @@ std::string describe(const char* format, ...) {
 // A source line, and the lines that the call it was inlined into came from: "innermost|caller|...".
 struct Place {
     std::string line;  // innermost frame outside of include/
-    std::string chain; // all frames
+    std::string chain; // all frames; empty where nothing is known
 };
 
 static std::mutex& places_mutex = *new std::mutex; // never destroyed: threads of the pool outlive main
@@ -70,7 +70,6 @@ static Place fallback(const void* code) {
     } else {
         place.line = describe("%p", code);
     }
-    place.chain = place.line;
     return place;
 }
 
@@ -139,6 +138,10 @@ static Place find(const void* code) {
 
 std::string place_of(const void* code) { return code == nullptr ? "" : find(code).line; }
 
-bool same_place(const void* a, const void* b) { return a == b || find(a).chain == find(b).chain; }
+bool same_place(const void* a, const void* b) {
+    if (a == b) return true;
+    const std::string chain_a = find(a).chain, chain_b = find(b).chain;
+    return chain_a.empty() || chain_b.empty() || chain_a == chain_b; // in doubt no fault
+}
 
 } // namespace emulator

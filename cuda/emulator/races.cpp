@@ -6,13 +6,12 @@
 
 namespace emulator {
 
-constexpr uint32_t LAST_TIME = 1u << 31; // start afresh before clocks overflow
-
 void races_start_block(Worker& worker) {
     if (!worker.checks.races) return;
     if (!worker.races) worker.races = std::make_unique<Races>();
     Races& races = *worker.races;
-    if (races.time > LAST_TIME) {
+    if (races.time > LAST_TIME || worker.copies->restarted) {
+        worker.copies->restarted = false;
         races.chunks.assign(races.chunks.size(), Chunk{});
         races.time = 0;
     }

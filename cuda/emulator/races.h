@@ -50,6 +50,8 @@ struct CopyGroups {
     uint32_t joined_at_block = 1; // to its block
 };
 
+constexpr uint32_t LAST_TIME = 1u << 31; // clocks and groups start afresh at the next block, long before they overflow
+
 struct Races {
     std::vector<Chunk> chunks{MOST_SHARED / 16};
     std::vector<Parts> parts{MOST_SHARED / 16};

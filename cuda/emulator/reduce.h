@@ -56,7 +56,8 @@ template <> struct Widened<BFloat16> {
 };
 
 template <class T>
-void reduce_typed(const std::vector<const char*>& sources, const std::vector<char*>& destinations, size_t count, Reduction reduction) {
+void reduce_typed(const std::vector<const char*>& sources, const std::vector<char*>& destinations, size_t count,
+                  Reduction reduction) {
     using Sum = typename Widened<T>::Sum;
     for (size_t i = 0; i < count; ++i) { // read from all before it is written to any: buffers may be reduced in place
         const auto element = [&](size_t rank) { return Widened<T>::widen(reinterpret_cast<const T*>(sources[rank])[i]); };

@@ -98,7 +98,8 @@ struct LineCounters {
 struct KernelCounters {
     std::string kernel;
     uint64_t launches = 0, blocks = 0, threads = 0;
-    uint64_t bytes_read = 0, bytes_written = 0; // global memory: 32 x sectors
+    // Of global memory: 32 x the sectors that a cache of 128 KiB per block does not hold. Asynchronous copies bypass the cache.
+    uint64_t bytes_read = 0, bytes_written = 0;
     LineCounters total;
     std::vector<LineCounters> lines;
 };

@@ -36,7 +36,7 @@ void release(Worker& worker, Warp& warp) {
     warp.arrived = 0;
     const uint32_t running = emulator_position.thread;
     const uint32_t first = running / LANES * LANES;
-    counters_warp_meets(worker, running / LANES);
+    if (worker.checks.counters) counters_warp_meets(worker, running / LANES);
     for (uint32_t i = 0; i < warp.lanes; ++i) {
         const uint32_t thread = first + (worker.checks.reverse ? warp.lanes - 1 - i : i);
         if (thread == running) continue;

@@ -154,7 +154,8 @@ struct AttentionSpan {
     int32_t past;   // keys before them
     int32_t page;   // where its page table starts in `pages`
 };
-// A tile of queries: positions are counted from the sequence's start.
+// A tile of queries (of keys, for their gradients). Results do not depend on the order of tiles; the longest work first keeps a
+// GPU busy to the end.
 struct AttentionTile {
     int32_t span;
     int32_t first; // first new row of the span in this tile: a multiple of QUERIES_PER_TILE

@@ -4,7 +4,8 @@
 use super::CudaDevice;
 use super::allocator::Purpose;
 use super::arguments::{
-    Address, AppendKeysValues, AttentionBackward, AttentionDecode, AttentionForward, AttentionSpan, AttentionTile, QUERIES_PER_TILE,
+    Address, AppendKeysValues, AttentionBackward, AttentionDecode, AttentionForward, AttentionSpan, AttentionTile,
+    QUERIES_PER_TILE,
 };
 use super::buffers::Buffer;
 use super::indices::{Table, narrow};
@@ -36,7 +37,12 @@ impl Plan {
 
     /// Those of the spans that are (not) for the decode kernels: `(spans, their keys)`.
     fn part(&self, decoded: impl Fn(&AttentionSpan) -> bool) -> (Vec<AttentionSpan>, Vec<usize>) {
-        self.spans.iter().zip(&self.keys).filter(|(span, _)| span.length > 0 && decoded(span)).map(|(span, keys)| (*span, *keys)).unzip()
+        self.spans
+            .iter()
+            .zip(&self.keys)
+            .filter(|(span, _)| span.length > 0 && decoded(span))
+            .map(|(span, keys)| (*span, *keys))
+            .unzip()
     }
 }
 
@@ -111,7 +117,15 @@ impl CudaDevice {
         self.kernels().launch_striding("append_keys_values", rows * heads.key_value_width() / 4, &arguments);
     }
 
-    fn forward(&self, rotated: Address, heads: Heads, spans: &[AttentionSpan], pages: Address, output: Address, log_sum_exp: Address) {
+    fn forward(
+        &self,
+        rotated: Address,
+        heads: Heads,
+        spans: &[AttentionSpan],
+        pages: Address,
+        output: Address,
+        log_sum_exp: Address,
+    ) {
         let tiles = tiles(spans, |span, first| (span.past + first) as i64);
         let arguments = AttentionForward {
             rotated,

@@ -40,7 +40,8 @@ impl CublasLt {
             return Err(DeviceError::NoCublasLt { names: "libcublasLt.so, libcublasLt.so.13, libcublasLt.so.12".to_string() });
         }
         let workspace = allocator.allocate(Purpose::Workspace, WORKSPACE_BYTES);
-        let handle = result::create_handle().map_err(|error| DeviceError::Unsupported(format!("cuBLASLt does not start: {error}")))?;
+        let handle =
+            result::create_handle().map_err(|error| DeviceError::Unsupported(format!("cuBLASLt does not start: {error}")))?;
         Ok(CublasLt { gpu, handle, workspace, algorithms: Mutex::default() })
     }
 
@@ -90,7 +91,14 @@ impl CublasLt {
         }
     }
 
-    fn algorithm(&self, product: &Product, operation: &Operation, b: &Matrix, a: &Matrix, c: &Matrix) -> Result<Algorithm, CublasError> {
+    fn algorithm(
+        &self,
+        product: &Product,
+        operation: &Operation,
+        b: &Matrix,
+        a: &Matrix,
+        c: &Matrix,
+    ) -> Result<Algorithm, CublasError> {
         let shape = (product.layout, product.output, product.m, product.n, product.k);
         let mut algorithms = self.algorithms.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(algorithm) = algorithms.get(&shape) {
@@ -163,7 +171,8 @@ impl Preference {
         let (workspace, no_split) = (WORKSPACE_BYTES as u64, 0u32);
         // SAFETY: the library copies the values, of the sizes that its manual gives.
         unsafe {
-            let set = |attribute, value: *const c_void, bytes| result::set_matmul_pref_attribute(preference.0, attribute, value, bytes);
+            let set =
+                |attribute, value: *const c_void, bytes| result::set_matmul_pref_attribute(preference.0, attribute, value, bytes);
             set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::ptr::from_ref(&workspace).cast(), size_of::<u64>())?;
             set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::ptr::from_ref(&no_split).cast(), size_of::<u32>())?;
         }

@@ -172,7 +172,14 @@ impl Gpu {
 
     /// # Safety
     /// `argument` is what the kernel takes, and every address in it is good for what the kernel does with it.
-    pub unsafe fn launch<A>(&self, function: Function, grid: [u32; 3], threads: u32, shared: u32, argument: &A) -> Result<(), CudaError> {
+    pub unsafe fn launch<A>(
+        &self,
+        function: Function,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        argument: &A,
+    ) -> Result<(), CudaError> {
         self.bound()?;
         let parameter = std::ptr::from_ref(argument).cast_mut().cast::<c_void>();
         let (grid, block) = ((grid[0], grid[1], grid[2]), (threads, 1, 1));

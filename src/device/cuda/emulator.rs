@@ -108,7 +108,11 @@ pub struct Finding {
 impl std::fmt::Display for Finding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [x, y, z] = self.block;
-        write!(f, "{} in {} at {}, block ({x}, {y}, {z}), thread {}: {}", self.kind, self.kernel, self.place, self.thread, self.text)?;
+        write!(
+            f,
+            "{} in {} at {}, block ({x}, {y}, {z}), thread {}: {}",
+            self.kind, self.kernel, self.place, self.thread, self.text
+        )?;
         if !self.other_place.is_empty() {
             write!(f, " (the other: {}, thread {})", self.other_place, self.other_thread)?;
         }
@@ -180,15 +184,21 @@ impl Emulator {
         }
         #[cfg(target_arch = "x86_64")]
         if !(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
-            return Err(DeviceError::Emulator("it is compiled for processors with AVX2 and FMA, and this one lacks them".to_string()));
+            return Err(DeviceError::Emulator(
+                "it is compiled for processors with AVX2 and FMA, and this one lacks them".to_string(),
+            ));
         }
         let libraries: Vec<Library> =
             embedded::EMULATED_LIBRARIES.iter().map(|(name, image)| Library::load(name, image)).collect::<Result<_, _>>()?;
-        let Some(driver) = libraries.first() else { return Err(DeviceError::Emulator("its libraries are not embedded".to_string())) };
+        let Some(driver) = libraries.first() else {
+            return Err(DeviceError::Emulator("its libraries are not embedded".to_string()));
+        };
         // SAFETY: runtime.h declares these functions with these types.
         unsafe {
             Ok(Emulator {
-                configure: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const RawSettings)>(driver.symbol("emulator_configure")?),
+                configure: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const RawSettings)>(
+                    driver.symbol("emulator_configure")?,
+                ),
                 findings: std::mem::transmute::<*mut c_void, Report>(driver.symbol("emulator_findings")?),
                 clear_findings: std::mem::transmute::<*mut c_void, Action>(driver.symbol("emulator_clear_findings")?),
                 counters: std::mem::transmute::<*mut c_void, Report>(driver.symbol("emulator_counters")?),
@@ -258,7 +268,8 @@ fn parsed<T: for<'de> Deserialize<'de>>(what: &str, report: Report) -> Vec<T> {
         text.resize(needed + 4096, 0);
     }
     let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
-    serde_json::from_slice(&text[..end]).unwrap_or_else(|error| raise(format!("the emulated GPU's {what} cannot be read: {error}")))
+    serde_json::from_slice(&text[..end])
+        .unwrap_or_else(|error| raise(format!("the emulated GPU's {what} cannot be read: {error}")))
 }
 
 /// A shared library in memory, loaded for good.

@@ -65,8 +65,7 @@ impl CudaDevice {
         let mut first = 0;
         while first < rows {
             let count = step.min(rows - first);
-            let chunk =
-                Chunk { first, rows: count, hidden: hidden + (first * inputs * 2) as Address, logits: logits.address() };
+            let chunk = Chunk { first, rows: count, hidden: hidden + (first * inputs * 2) as Address, logits: logits.address() };
             self.multiply(&Product {
                 layout: Layout::Nt,
                 output: Output::F32,

@@ -45,9 +45,13 @@ impl Kernels {
         let kernel = self.kernel(name);
         let takes = kernel.shape.argument_bytes as usize;
         if takes != size_of::<A>() {
-            raise(format!("kernel {name} takes {takes} bytes of arguments, not {}: arguments.rs and arguments.h differ", size_of::<A>()));
+            raise(format!(
+                "kernel {name} takes {takes} bytes of arguments, not {}: arguments.rs and arguments.h differ",
+                size_of::<A>()
+            ));
         }
-        let grid = grid.map(|blocks| u32::try_from(blocks).unwrap_or_else(|_| raise(format!("{blocks} blocks of {name} are too many"))));
+        let grid =
+            grid.map(|blocks| u32::try_from(blocks).unwrap_or_else(|_| raise(format!("{blocks} blocks of {name} are too many"))));
         let (threads, shared) = (kernel.shape.threads as u32, kernel.shape.shared_bytes as u32);
         // SAFETY: the kernel takes this struct; its addresses are of buffers that the calling operation has measured.
         let launched = unsafe { self.gpu.launch(kernel.function, grid, threads, shared, arguments) };
@@ -77,7 +81,9 @@ impl Kernels {
         }
         // SAFETY: a variable of this size and of four integers.
         let shape = unsafe { self.gpu.read::<i32>(address, 4) };
-        let &[threads, shared_bytes, argument_bytes, reserved] = &shape[..] else { return Err("describes itself badly".to_string()) };
+        let &[threads, shared_bytes, argument_bytes, reserved] = &shape[..] else {
+            return Err("describes itself badly".to_string());
+        };
         let shape = LaunchShape { threads, shared_bytes, argument_bytes, reserved };
         if shared_bytes as usize > self.gpu.shared_memory {
             return Err(format!("needs {shared_bytes} bytes of shared memory, and a block has {} here", self.gpu.shared_memory));

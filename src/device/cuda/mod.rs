@@ -134,7 +134,11 @@ impl CudaDevice {
         let kernels = Kernels::load(gpu.clone(), images)?;
         let allocator = Arc::new(Allocator::new(gpu.clone()));
         let tables = Tables::new(gpu.clone(), allocator.clone());
-        Ok(CudaDevice { shared: Arc::new(Shared { tables, kernels, allocator, gpu }), segment: ATTENTION_SEGMENT, cublaslt: None })
+        Ok(CudaDevice {
+            shared: Arc::new(Shared { tables, kernels, allocator, gpu }),
+            segment: ATTENTION_SEGMENT,
+            cublaslt: None,
+        })
     }
 
     /// The same device, its products made by `library`.
@@ -160,7 +164,8 @@ impl CudaDevice {
     /// # Errors
     /// One line naming the size that they cannot.
     pub fn check_sizes(&self, heads: Heads, hidden: usize, intermediate: usize) -> Result<(), DeviceError> {
-        let refuse = |what: &str, value: usize, must: &str| Err(DeviceError::Unsupported(format!("{what} is {value}: {must} on a GPU")));
+        let refuse =
+            |what: &str, value: usize, must: &str| Err(DeviceError::Unsupported(format!("{what} is {value}: {must} on a GPU")));
         if ![32, 64, 128].contains(&heads.head_dim) {
             return refuse("head_dim", heads.head_dim, "it must be 32, 64 or 128");
         }
@@ -168,7 +173,11 @@ impl CudaDevice {
             return refuse("num_attention_heads", heads.query_heads, "it must be 1 to 8 times num_key_value_heads");
         }
         if heads.projected_width() > PROJECTED_WIDTH {
-            return refuse("the width of queries, keys and values", heads.projected_width(), &format!("it must be at most {PROJECTED_WIDTH}"));
+            return refuse(
+                "the width of queries, keys and values",
+                heads.projected_width(),
+                &format!("it must be at most {PROJECTED_WIDTH}"),
+            );
         }
         if hidden % 8 != 0 || hidden > NORM_WIDTH_WIDE {
             return refuse("hidden_size", hidden, &format!("it must be a multiple of 8 and at most {NORM_WIDTH_WIDE}"));

@@ -22,12 +22,18 @@ impl CudaDevice {
         }
         let memory = self.allocate(Purpose::Workspace, (count + 1) * size_of::<f64>());
         let total = memory.address() + (count * size_of::<f64>()) as u64;
-        let arguments =
-            SumOfSquares { values: buffer.f32(length), parts: memory.address(), total, length: length as i64, count: count as i64 };
+        let arguments = SumOfSquares {
+            values: buffer.f32(length),
+            parts: memory.address(),
+            total,
+            length: length as i64,
+            count: count as i64,
+        };
         self.kernels().launch("sum_of_squares", [count, 1, 1], &arguments);
         self.kernels().launch("sum_of_parts", [1, 1, 1], &arguments);
         // SAFETY: one f64, which the second kernel has written.
-        unsafe { self.gpu().read::<f64>(total, 1) }[0]
+        let totals = unsafe { self.gpu().read::<f64>(total, 1) };
+        totals[0]
     }
 
     pub(super) fn adamw_step(

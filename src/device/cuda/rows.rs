@@ -200,12 +200,8 @@ impl CudaDevice {
     }
 
     pub(super) fn gated(&self, gate_up: &Buffer, rows: usize, width: usize, y: &mut Buffer) {
-        let arguments = SwiGlu {
-            gate_up: gate_up.bf16(rows * 2 * width),
-            y: y.bf16(rows * width),
-            rows: rows as i64,
-            width: width as i64,
-        };
+        let arguments =
+            SwiGlu { gate_up: gate_up.bf16(rows * 2 * width), y: y.bf16(rows * width), rows: rows as i64, width: width as i64 };
         self.kernels().launch_striding("swiglu", rows * width / 8, &arguments);
     }
 

@@ -4,9 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{CudaDevice, DeviceError, DeviceFailure, EmulatorSettings, GemmLibrary, Purpose};
-use crate::device::{
-    AdamWStep, Cotangents, CpuDevice, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Span,
-};
+use crate::device::{AdamWStep, Cotangents, CpuDevice, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Span};
 
 /// What an operation gave, in f32.
 type Results = Vec<Vec<f32>>;
