@@ -170,7 +170,8 @@ fn memory_that_a_kernel_must_not_touch_is_told_apart() {
         assert_eq!(launched.is_ok(), kind == "uninitialised", "{kind}: {launched:?}");
         expect_fault_of_the_host(&emulated.findings(), kind);
         drop((kept, to, gpu));
-        emulated.findings();
+        let after = emulated.findings();
+        assert!(after.is_empty(), "{kind}, when the context ended: {after:#?}");
     }
     let clean = findings_of(&emulated, "copy", THREADS);
     assert!(clean.is_empty(), "{clean:#?}");
@@ -183,6 +184,7 @@ fn leaks_are_found_when_the_context_ends() {
     let gpu = open();
     // cudarc gives memory back when its slice is dropped; this keeps no more than the address.
     let leaked = gpu.upload(&vec![0.0f32; THREADS]).leak();
+    gpu.stream.synchronize().expect("a healthy device");
     drop(gpu);
     let findings = emulated.findings();
     let [finding] = &findings[..] else { panic!("expected one leak: {findings:#?}") };
