@@ -1,19 +1,44 @@
 //! Opens the device that a command was asked to run on, and runs its work there.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
 use super::CliError;
-use crate::device::{CpuDevice, Device, DeviceChoice};
+use crate::device::cuda::{DeviceFailure, EmulatorSettings};
+use crate::device::{CpuDevice, CudaDevice, Device, DeviceChoice, GemmLibrary};
 
 /// What a command does with a device, whichever it is.
 pub trait Work {
     fn on<D: Device>(self, device: D) -> Result<(), CliError>;
 }
 
-/// Runs `work` on the device of that name. A device that cannot be had is refused before the work starts.
-pub fn run_on(choice: DeviceChoice, work: impl Work) -> Result<(), CliError> {
-    match choice {
-        DeviceChoice::Cpu => work.on(CpuDevice::new()),
-        DeviceChoice::Cuda { .. } | DeviceChoice::Emulated { .. } => {
-            Err(CliError::Refused(format!("{choice}: not in this build")))
+/// Runs `work` on the device of that name, its matrix products made by `gemm`. A device that cannot be had is refused before the
+/// work starts. On an emulated GPU the work fails if the checkers found anything.
+pub fn run_on(choice: DeviceChoice, gemm: GemmLibrary, work: impl Work) -> Result<(), CliError> {
+    let device = match choice {
+        DeviceChoice::Cpu if gemm == GemmLibrary::Own => return work.on(CpuDevice::new()),
+        DeviceChoice::Cpu => return Err(CliError::Refused("gemm = \"cublaslt\": only with a GPU; leave it out".into())),
+        DeviceChoice::Cuda { ordinal } => CudaDevice::open(ordinal),
+        DeviceChoice::Emulated { count } => CudaDevice::emulated(&for_work(count), 0),
+    };
+    let device = device.and_then(|device| device.with_gemm(gemm)).map_err(CliError::refused)?;
+    unless_the_device_fails(|| work.on(device.clone()))??;
+    match device.findings().as_slice() {
+        [] => Ok(()),
+        [first, ..] => {
+            Err(CliError::Failed(format!("the emulated GPU found {first}; {} findings in all", device.findings().len())))
         }
     }
+}
+
+/// Emulated GPUs that are to get something done: races, the costliest check, are left to the tests.
+fn for_work(devices: usize) -> EmulatorSettings {
+    EmulatorSettings { devices, check_races: false, ..EmulatorSettings::default() }
+}
+
+/// A device that fails while it runs unwinds with its message.
+pub fn unless_the_device_fails<T>(work: impl FnOnce() -> T) -> Result<T, CliError> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|payload| match payload.downcast::<DeviceFailure>() {
+        Ok(failure) => CliError::failed(failure),
+        Err(payload) => resume_unwind(payload),
+    })
 }

@@ -42,7 +42,7 @@ pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<()
         return Err(CliError::Refused("there are no tasks to evaluate on".into()));
     }
     let choice = run_file.device().map_err(CliError::Refused)?;
-    device::run_on(choice, Evaluating { run_file, pool, output })
+    device::run_on(choice, run_file.run.gemm, Evaluating { run_file, pool, output })
 }
 
 /// An evaluation that is about to start.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::device::{self, Work};
 use super::setup::{self, Text};
 use super::{CliError, OutputArguments, print_json, print_text};
-use crate::device::{Device, DeviceChoice};
+use crate::device::{Device, DeviceChoice, GemmLibrary};
 use crate::engine::{self, BuiltinEngine, Engine, Finish, SampleKey};
 use crate::text::{ChatFormat, Role, Turn};
 
@@ -76,8 +76,8 @@ pub fn run(arguments: &GenerateArguments, output: &OutputArguments) -> Result<()
     if prompt_ids.is_empty() {
         return Err(CliError::Refused("the prompt is empty".into()));
     }
-    let choice = arguments.device;
-    device::run_on(choice, Generating { arguments, settings, text: &text, format, prompt_ids, output })
+    let work = Generating { arguments, settings, text: &text, format, prompt_ids, output };
+    device::run_on(arguments.device, GemmLibrary::Own, work)
 }
 
 /// A generation that is about to start.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::device::{self, Work};
 use super::{CliError, print_json, print_text};
-use crate::device::{Device, DeviceChoice};
+use crate::device::{Device, DeviceChoice, GemmLibrary};
 use crate::model::Model;
 use crate::types::Batch;
 
@@ -40,7 +40,7 @@ pub fn run(arguments: &ScoreArguments, json: bool) -> Result<(), CliError> {
         return Err(CliError::Refused(format!("--temperature is {}, expected a positive number", arguments.temperature)));
     }
     let lists = read_ids(arguments)?;
-    device::run_on(arguments.device, Scoring { arguments, lists: &lists, json })
+    device::run_on(arguments.device, GemmLibrary::Own, Scoring { arguments, lists: &lists, json })
 }
 
 /// A scoring that is about to start.

@@ -55,6 +55,7 @@ pub fn load_model<D: Device>(device: D, run_file: &RunFile, text: &Text) -> Resu
     if config.vocabulary < vocabulary as usize {
         return Err(refused(format!("vocab_size = {}: the tokenizer has {vocabulary} entries", config.vocabulary)));
     }
+    config.check_on(&device).map_err(refused)?;
     Ok(Model::initialise(device, config, run_file.run.seed))
 }
 

@@ -123,7 +123,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     let started = Instant::now();
     let (run_file, directory) = open_run(arguments)?;
     let choice = run_file.device().map_err(CliError::Refused)?;
-    device::run_on(choice, Training { run_file, directory, output, started })
+    device::run_on(choice, run_file.run.gemm, Training { run_file, directory, output, started })
 }
 
 /// A run that is about to start or to go on.
@@ -172,6 +172,7 @@ fn train<D: Device>(device: D, Training { run_file, directory, output, started }
         Checkpoints::load_optimizer(checkpoint, &trainer.model, &mut trainer.optimizer).map_err(CliError::failed)?;
         reporter.note(&format!("going on from {}", checkpoint.display()));
     }
+    device_memory(&reporter, trainer.model.device());
     let mut learner = Learner { trainer, state };
     let log = MetricsLog::open(&directory.path.join("metrics.jsonl"), learner.state.metrics_lines).map_err(CliError::failed)?;
     // TensorBoard's events are made anew from the metrics that are left.
@@ -396,6 +397,19 @@ fn header<D: Device>(
             row("disk", format!("up to {} in {}", bytes(disk), directory.path.display())),
         ],
     );
+}
+
+/// What the device has given out before the first step, by purpose, where it keeps count.
+fn device_memory<D: Device>(reporter: &Reporter, device: &D) {
+    let rows: Vec<Vec<String>> = device
+        .memory_use()
+        .iter()
+        .filter(|line| line.peak > 0)
+        .map(|line| vec![line.purpose.to_owned(), bytes(line.in_use as u64), bytes(line.peak as u64)])
+        .collect();
+    if !rows.is_empty() {
+        reporter.table("device memory before the first step", &["purpose", "in use", "peak"], &rows);
+    }
 }
 
 /// The shape of a model in a line.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use layers::{ConfigError, Layers};
 pub use recipes::{RECIPES, recipe};
 
-use crate::device::DeviceChoice;
+use crate::device::{DeviceChoice, GemmLibrary};
 use crate::train::{CheckpointSettings, StepSettings};
 use crate::{agent, engine, evaluate, grader, sandbox, stage};
 
@@ -44,6 +44,9 @@ pub struct RunSettings {
     pub seed: u64,
     /// Where the model runs: `cpu`, `cuda`, `cuda:N` (the GPU numbered N), or `emulated:N` (N GPUs emulated on the CPU).
     pub device: String,
+    /// Whose matrix products a GPU runs: `own`, or `cublaslt` to measure against; sampled and recomputed log-probabilities may then
+    /// differ.
+    pub gemm: GemmLibrary,
     /// Threads of the model; 0 takes all cores. The result does not depend on it.
     pub threads: usize,
     /// Episodes of each rollout kept in `episodes/` for people to read.
@@ -52,7 +55,7 @@ pub struct RunSettings {
 
 impl Default for RunSettings {
     fn default() -> Self {
-        RunSettings { name: "run".into(), seed: 0, device: "cpu".into(), threads: 0, episodes_kept: 16 }
+        RunSettings { name: "run".into(), seed: 0, device: "cpu".into(), gemm: GemmLibrary::Own, threads: 0, episodes_kept: 16 }
     }
 }
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -12,6 +14,29 @@ pub enum DeviceChoice {
     Cuda { ordinal: usize },
     /// `emulated`, or `emulated:N` for a machine of `N` emulated GPUs
     Emulated { count: usize },
+}
+
+/// Whose matrix products a GPU runs. `own` or `cublaslt`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GemmLibrary {
+    /// Ours: k is never split, and a row's bits do not depend on the other rows.
+    #[default]
+    Own,
+    /// cuBLASLt chooses its kernels by shape: sampled and recomputed log-probabilities may then differ.
+    CublasLt,
+}
+
+impl FromStr for GemmLibrary {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<GemmLibrary, String> {
+        match text {
+            "own" => Ok(GemmLibrary::Own),
+            "cublaslt" => Ok(GemmLibrary::CublasLt),
+            _ => Err(format!("{text:?} is neither own nor cublaslt")),
+        }
+    }
 }
 
 /// Emulated GPUs of one machine at most: each reserves its own range of addresses.

@@ -7,11 +7,11 @@ mod ops;
 mod peaks;
 mod traced;
 
-pub use choice::DeviceChoice;
+pub use choice::{DeviceChoice, GemmLibrary};
 pub use cpu::CpuDevice;
 pub use cuda::CudaDevice;
 pub use ops::{
-    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, Role, Rotation, RotationGradients, Scores, Span,
+    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients, Scores, Span,
     inverse_temperature,
 };
 pub use peaks::Peaks;

@@ -47,6 +47,15 @@ impl Heads {
     }
 }
 
+/// The sizes of a model that a device may not be able to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelSizes {
+    pub heads: Heads,
+    pub hidden: usize,
+    pub intermediate: usize,
+    pub vocabulary: usize,
+}
+
 /// Consecutive rows of a pass that belong to one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -142,6 +151,14 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
 
     /// For people: `CPU, AVX2, 2 threads`.
     fn describe(&self) -> String;
+
+    /// Whether the device can run a model of these sizes.
+    ///
+    /// # Errors
+    /// One line naming the size, in the words of a Hugging Face config.json, that it cannot.
+    fn check_sizes(&self, _sizes: ModelSizes) -> Result<(), String> {
+        Ok(())
+    }
 
     // ---- for those who measure ----
     /// Returns when everything asked of the device so far is done; a device that works at once has nothing to wait for.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ops::{
-    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, Role, Rotation, RotationGradients, Scores, Span,
+    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients, Scores, Span,
 };
 use super::peaks::Peaks;
 
@@ -113,6 +113,9 @@ impl<D: Device> Device for Traced<D> {
 
     fn describe(&self) -> String {
         self.device.describe()
+    }
+    fn check_sizes(&self, sizes: ModelSizes) -> Result<(), String> {
+        self.device.check_sizes(sizes)
     }
     fn synchronize(&self) {
         self.device.synchronize();

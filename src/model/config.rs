@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::error::ModelError;
-use crate::device::Heads;
+use crate::device::{Device, Heads, ModelSizes};
 
 /// The two families: they differ in attention biases (Qwen2) and in the norm of queries and keys (Qwen3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,19 @@ impl ModelConfig {
     /// Each query head and each key head is normed (Qwen3).
     pub fn query_key_norms(&self) -> bool {
         self.family == Family::Qwen3
+    }
+
+    /// Whether a device can run this model.
+    ///
+    /// # Errors
+    /// One line naming the field that it cannot.
+    pub fn check_on<D: Device>(&self, device: &D) -> Result<(), String> {
+        device.check_sizes(ModelSizes {
+            heads: self.heads(),
+            hidden: self.hidden,
+            intermediate: self.intermediate,
+            vocabulary: self.vocabulary,
+        })
     }
 
     pub fn heads(&self) -> Heads {

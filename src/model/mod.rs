@@ -66,6 +66,8 @@ impl<D: Device> Model<D> {
     /// One line naming the file, and the field or tensor, for whatever cannot be read or run.
     pub fn load(device: D, directory: &Path) -> Result<Self, ModelError> {
         let config = ModelConfig::load(directory)?;
+        let path = directory.join("config.json");
+        config.check_on(&device).map_err(|problem| ModelError::Config { path, problem })?;
         let mut model = Model::zeroed(device, config);
         let (device, parameters) = (&model.device, &mut model.parameters);
         weights::read(directory, &model.layout, |index, part, values| {
@@ -77,6 +79,8 @@ impl<D: Device> Model<D> {
 
     /// Fresh weights, a function of `seed`: embeddings normal with deviation 0.02, matrices `1 / sqrt(fan_in)`, the two output
     /// projections of a layer divided by `sqrt(2 layers)` (Radford et al. 2019), norms 1, biases 0.
+    ///
+    /// The device must be able to run it: see [`ModelConfig::check_on`].
     pub fn initialise(device: D, config: ModelConfig, seed: u64) -> Self {
         let mut model = Model::zeroed(device, config);
         let residual = 1.0 / (2.0 * model.config.layers as f64).sqrt();

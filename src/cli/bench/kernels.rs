@@ -1,14 +1,13 @@
 //! `learner bench kernels`: every kernel by itself against its floor. On an emulated GPU by counters, exactly; on a real one by time.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::cases::{Case, Sizes, Watched, cases};
 use super::figures::{Milliseconds, percent};
+use crate::cli::device::unless_the_device_fails;
 use crate::cli::{CliError, OutputArguments, print_json, print_text};
-use crate::device::cuda::{DeviceFailure, EmulatorSettings, Finding, KernelCounters, LineCounters};
+use crate::device::cuda::{EmulatorSettings, Finding, KernelCounters, LineCounters};
 use crate::device::{CudaDevice, Device, DeviceChoice, Peaks};
 
 #[derive(clap::Args)]
@@ -119,14 +118,6 @@ pub fn run(arguments: &KernelsArguments, output: &OutputArguments) -> Result<(),
         return print_json(&json!({"device": device.describe(), "emulated": device.is_emulated(), "kernels": rows}));
     }
     Ok(())
-}
-
-/// A device that fails while it runs unwinds with its message.
-fn unless_the_device_fails<T>(work: impl FnOnce() -> T) -> Result<T, CliError> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|payload| match payload.downcast::<DeviceFailure>() {
-        Ok(failure) => CliError::failed(failure),
-        Err(payload) => resume_unwind(payload),
-    })
 }
 
 fn measure(device: &CudaDevice, sizes: &Sizes, case: &Case, lines: bool) -> Vec<Row> {

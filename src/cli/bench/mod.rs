@@ -11,7 +11,7 @@ mod trace;
 use std::path::{Path, PathBuf};
 
 use super::{CliError, OutputArguments};
-use crate::device::{Device, DeviceChoice};
+use crate::device::{Device, DeviceChoice, GemmLibrary};
 use crate::model::{Model, ModelConfig, shape_names};
 
 #[derive(clap::Args)]
@@ -42,6 +42,9 @@ struct ModelArguments {
     /// Where the model runs: cpu, cuda[:N] or emulated
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     device: DeviceChoice,
+    /// Whose matrix products a GPU runs: own, or cublaslt to measure against
+    #[arg(long, default_value = "own", value_name = "LIBRARY")]
+    gemm: GemmLibrary,
     /// Write the operations of a traced round as Chrome trace JSON (chrome://tracing, Perfetto)
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -89,7 +92,10 @@ impl Subject {
     fn open<D: Device>(self, device: D) -> Result<Model<D>, CliError> {
         match self {
             Subject::Directory(directory) => Model::load(device, &directory).map_err(CliError::refused),
-            Subject::Shape(config) => Ok(Model::initialise(device, *config, 0)),
+            Subject::Shape(config) => {
+                config.check_on(&device).map_err(CliError::Refused)?;
+                Ok(Model::initialise(device, *config, 0))
+            }
         }
     }
 }

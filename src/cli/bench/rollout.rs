@@ -65,7 +65,7 @@ pub fn run(arguments: &RolloutArguments, output: &OutputArguments) -> Result<(),
         return Err(CliError::Refused("--sequences and --steps: must be at least 1".into()));
     }
     let subject = arguments.model.subject(arguments.steps + TOKENS_NOT_TIMED + 1)?;
-    device::run_on(arguments.model.device, Measuring { arguments, subject, output })
+    device::run_on(arguments.model.device, arguments.model.gemm, Measuring { arguments, subject, output })
 }
 
 struct Measuring<'a> {

@@ -82,7 +82,7 @@ pub fn run(arguments: &StepArguments, output: &OutputArguments) -> Result<(), Cl
         return Err(CliError::Refused("--steps 0: must be at least 1".into()));
     }
     let subject = arguments.model.subject(LEAST_CONTEXT)?;
-    device::run_on(arguments.model.device, Measuring { arguments, subject, output })
+    device::run_on(arguments.model.device, arguments.model.gemm, Measuring { arguments, subject, output })
 }
 
 struct Measuring<'a> {

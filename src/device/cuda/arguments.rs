@@ -39,6 +39,8 @@ pub const NORM_WIDTH: usize = 8192;
 pub const NORM_WIDTH_WIDE: usize = 20480;
 /// The most columns of a projected row.
 pub const PROJECTED_WIDTH: usize = 12288;
+/// Largest vocabulary of the head's kernels.
+pub const HEAD_MAX_VOCABULARY: usize = 262_144;
 
 /// New rows of one sequence in a pass.
 #[repr(C)]

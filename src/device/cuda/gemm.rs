@@ -1,20 +1,7 @@
 //! Matrix products: our own kernels, whose rows have the same bits in any company, or cuBLASLt, to measure against.
 
-use serde::{Deserialize, Serialize};
-
 use super::CudaDevice;
 use super::arguments::{Address, Gemm};
-
-/// Whose kernels multiply matrices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum GemmLibrary {
-    /// Ours: k is never split, and a row's bits do not depend on the other rows.
-    #[default]
-    Own,
-    /// cuBLASLt chooses its kernels by shape: sampled and recomputed log-probabilities may then differ.
-    CublasLt,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {

@@ -37,18 +37,18 @@ pub use allocator::{Allocation, Purpose, readable};
 pub use buffers::Buffer;
 pub use emulator::{EmulatorSettings, Finding, KernelCounters, LineCounters};
 pub use error::{DeviceError, DeviceFailure};
-pub use gemm::GemmLibrary;
 pub use launch::LaunchTime;
 pub use pages::PagedKeyValues;
 
+use super::choice::GemmLibrary;
 use super::cpu::ATTENTION_SEGMENT;
 use super::ops::{
-    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, Role, Rotation, RotationGradients, Scores, Span,
+    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients, Scores, Span,
 };
 use super::peaks::Peaks;
 use super::traced::Ranges;
 use allocator::{Allocator, Memory};
-use arguments::{Address, KEYS_PER_PAGE, NORM_WIDTH_WIDE, PROJECTED_WIDTH};
+use arguments::{Address, HEAD_MAX_VOCABULARY, KEYS_PER_PAGE, NORM_WIDTH_WIDE, PROJECTED_WIDTH};
 use cublaslt::CublasLt;
 use driver::Gpu;
 use emulator::Emulator;
@@ -166,35 +166,6 @@ impl CudaDevice {
         CudaDevice { segment: segment.max(1).next_multiple_of(KEYS_PER_PAGE), ..self }
     }
 
-    /// Whether the kernels can run a model of these sizes.
-    ///
-    /// # Errors
-    /// One line naming the size that they cannot.
-    pub fn check_sizes(&self, heads: Heads, hidden: usize, intermediate: usize) -> Result<(), DeviceError> {
-        let refuse =
-            |what: &str, value: usize, must: &str| Err(DeviceError::Unsupported(format!("{what} is {value}: {must} on a GPU")));
-        if ![32, 64, 128].contains(&heads.head_dim) {
-            return refuse("head_dim", heads.head_dim, "it must be 32, 64 or 128");
-        }
-        if !(1..=8).contains(&heads.group()) || heads.group() * heads.key_value_heads != heads.query_heads {
-            return refuse("num_attention_heads", heads.query_heads, "it must be 1 to 8 times num_key_value_heads");
-        }
-        if heads.projected_width() > PROJECTED_WIDTH {
-            return refuse(
-                "the width of queries, keys and values",
-                heads.projected_width(),
-                &format!("it must be at most {PROJECTED_WIDTH}"),
-            );
-        }
-        if hidden % 8 != 0 || hidden > NORM_WIDTH_WIDE {
-            return refuse("hidden_size", hidden, &format!("it must be a multiple of 8 and at most {NORM_WIDTH_WIDE}"));
-        }
-        if intermediate % 8 != 0 {
-            return refuse("intermediate_size", intermediate, "it must be a multiple of 8");
-        }
-        Ok(())
-    }
-
     /// The table of memory by purpose.
     pub fn allocations(&self) -> Vec<Allocation> {
         self.shared.allocator.table()
@@ -280,6 +251,33 @@ impl Device for CudaDevice {
     }
     fn synchronize(&self) {
         self.gpu().synchronize();
+    }
+    fn check_sizes(&self, sizes: ModelSizes) -> Result<(), String> {
+        let ModelSizes { heads, hidden, intermediate, vocabulary } = sizes;
+        let refuse = |what: &str, value: usize, must: &str| Err(format!("{what} is {value}: {must} on a GPU"));
+        if ![32, 64, 128].contains(&heads.head_dim) {
+            return refuse("head_dim", heads.head_dim, "it must be 32, 64 or 128");
+        }
+        if !(1..=8).contains(&heads.group()) || heads.group() * heads.key_value_heads != heads.query_heads {
+            return refuse("num_attention_heads", heads.query_heads, "it must be 1 to 8 times num_key_value_heads");
+        }
+        if heads.projected_width() > PROJECTED_WIDTH {
+            return refuse(
+                "the width of queries, keys and values",
+                heads.projected_width(),
+                &format!("it must be at most {PROJECTED_WIDTH}"),
+            );
+        }
+        if hidden % 8 != 0 || hidden > NORM_WIDTH_WIDE {
+            return refuse("hidden_size", hidden, &format!("it must be a multiple of 8 and at most {NORM_WIDTH_WIDE}"));
+        }
+        if intermediate % 8 != 0 {
+            return refuse("intermediate_size", intermediate, "it must be a multiple of 8");
+        }
+        if vocabulary > HEAD_MAX_VOCABULARY {
+            return refuse("vocab_size", vocabulary, &format!("it must be at most {HEAD_MAX_VOCABULARY}"));
+        }
+        Ok(())
     }
     fn peaks(&self) -> Option<Peaks> {
         Peaks::of(&self.gpu().name).filter(|_| !self.is_emulated())

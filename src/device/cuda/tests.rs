@@ -3,8 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::{CudaDevice, DeviceError, DeviceFailure, EmulatorSettings, GemmLibrary, Purpose};
-use crate::device::{AdamWStep, Cotangents, CpuDevice, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Span};
+use super::{CudaDevice, DeviceError, DeviceFailure, EmulatorSettings, Purpose};
+use crate::device::{AdamWStep, Cotangents, CpuDevice, Device, Heads, LinearWeights, ModelSizes, Role, Rotation, RotationGradients, Span};
 
 /// What an operation gave, in f32.
 type Results = Vec<Vec<f32>>;
@@ -339,14 +339,15 @@ fn too_much_memory_is_refused_with_the_table() {
 fn sizes_that_the_kernels_cannot_run_are_named() {
     let device = emulated();
     let heads = |query_heads, key_value_heads, head_dim| Heads { query_heads, key_value_heads, head_dim };
-    assert_eq!(device.check_sizes(heads(14, 2, 64), 896, 4864), Ok(()));
+    let sizes = |heads, hidden, intermediate| ModelSizes { heads, hidden, intermediate, vocabulary: 151_936 };
+    assert_eq!(device.check_sizes(sizes(heads(14, 2, 64), 896, 4864)), Ok(()));
     for (heads, hidden, intermediate, name) in [
         (heads(14, 2, 48), 896, 4864, "head_dim"),
         (heads(32, 2, 64), 896, 4864, "num_attention_heads"),
         (heads(14, 2, 64), 900, 4864, "hidden_size"),
         (heads(14, 2, 64), 896, 4868, "intermediate_size"),
     ] {
-        let error = device.check_sizes(heads, hidden, intermediate).expect_err(name).to_string();
+        let error = device.check_sizes(sizes(heads, hidden, intermediate)).expect_err(name);
         assert!(error.contains(name) && !error.contains('\n'), "{error}");
     }
 }
