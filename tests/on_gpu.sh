@@ -5,7 +5,7 @@
 #                                        [target/on-gpu] and FOLDER.tar.gz
 #   FOLDER/on_gpu.sh --run [FILE] [DEVICE]
 #                                        on the GPU machine: runs everything that was packed and writes ONE JSON with the device's
-#                                        name to FILE [on_gpu.json]; DEVICE is cuda [default], cuda:N, or emulated for a rehearsal
+#                                        name to FILE [on_gpu.json]; DEVICE is cuda [default], or emulated for a rehearsal
 #
 # Every part has a time limit. A part that fails is recorded with the end of its output and does not stop the rest; the exit code
 # is 0 if all parts passed, 1 otherwise.
@@ -15,17 +15,19 @@ pack() {
   local folder=${1:-target/on-gpu}
   cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
   set -e
+  [[ -n ${CUDA_HOME:-} ]] || command -v nvcc >/dev/null || { echo "no nvcc (CUDA_HOME, PATH): the binaries would hold no GPU kernels" >&2; exit 1; }
   cargo build --release --locked
   # Cargo says in its JSON messages where the test binary is.
   local test_binary
-  test_binary=$(cargo test --release --locked --test kernels --no-run --message-format=json |
+  test_binary=$(cargo test --locked --test kernels --no-run --message-format=json |
     sed -n 's/.*"name":"kernels".*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
   [[ -x $test_binary ]] || { echo "no kernel test binary came out of cargo test --no-run" >&2; exit 1; }
   local target=${CARGO_TARGET_DIR:-target}
   rm -rf "$folder" "$folder.tar.gz"
   mkdir -p "$folder"
-  cp "$target/release/learner" tests/on_gpu.sh "$folder/"
-  cp "$test_binary" "$folder/kernel-tests"
+  cp tests/on_gpu.sh benches/peers/torch_gpu.py "$folder/"
+  strip -o "$folder/learner" "$target/release/learner"
+  strip -o "$folder/kernel-tests" "$test_binary"
   git rev-parse HEAD >"$folder/commit" 2>/dev/null || echo unknown >"$folder/commit"
   tar -C "$(dirname "$folder")" -czf "$folder.tar.gz" "$(basename "$folder")"
   echo "packed: $folder.tar.gz; on the GPU machine: tar xf it, then $(basename "$folder")/on_gpu.sh --run"
@@ -51,7 +53,7 @@ part() {
   [[ $result == null ]] && cat "$work/out" >>"$work/error"
   [[ -s $parts ]] && echo , >>"$parts"
   {
-    printf '{"name": %s, "command": %s, ' "$(printf '%s' "$name" | json_string)" "$(printf '%s' "$*" | json_string)"
+    printf '{"name": %s, "command": %s, ' "$(printf '%s' "$name" | json_string)" "$(printf "%s" "${*//"$here/"/}" | json_string)"
     printf '"exit_code": %d, "timed_out": %s, "seconds": %d, ' "$code" "$timed_out" $((SECONDS - began))
     printf '"output_end": %s, "result": %s}\n' "$(tail -c 6000 "$work/error" | json_string)" "$result"
   } >>"$parts"
@@ -67,23 +69,29 @@ run() {
   failed=0
   : >"$parts"
   local learner=$here/learner name=$device driver=none
-  if [[ $device == cuda* ]]; then
-    local ordinal=${device#cuda}
-    local query=(nvidia-smi --format=csv,noheader -i "${ordinal#:}")
-    [[ -n $ordinal ]] || query=(nvidia-smi --format=csv,noheader -i 0)
+  if [[ $device == cuda ]]; then
+    local query=(nvidia-smi --format=csv,noheader -i 0)
     name=$(timeout 30 "${query[@]}" --query-gpu=name 2>/dev/null) || name=unknown
     driver=$(timeout 30 "${query[@]}" --query-gpu=driver_version 2>/dev/null) || driver=unknown
   fi
 
-  part doctor 30 "$learner" doctor --json
-  part kernel-tests 300 env LEARNER_TEST_DEVICE="${device%%:*}" "$here/kernel-tests"
-  part bench-kernels 300 "$learner" bench kernels --device "$device" --json
+  # cuBLASLt, to measure against, comes with CUDA or with PyTorch.
+  local library
+  library=$(find /usr/local/cuda* /opt /usr/lib -name 'libcublasLt.so*' -not -path '*/stubs/*' 2>/dev/null | head -n 1)
+  [[ -z $library ]] || export LD_LIBRARY_PATH="$(dirname "$library")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+
+  part kernel-tests 240 env LEARNER_TEST_DEVICE="$device" "$here/kernel-tests" --test-threads=1
+  part bench-kernels 60 "$learner" bench kernels --device "$device" --json
+  [[ $device != cuda ]] || part peer-torch 60 python3 "$here/torch_gpu.py"
+  part smoke 120 "$learner" train --recipe smoke --device "$device" --out "$work/smoke" --json
   # NAME CONTEXT, from what must work to what is worth knowing.
-  local shapes=("tiny 1024" "qwen2.5-0.5b 4096" "qwen3-0.6b 8192" "qwen3-1.7b 16384")
-  [[ $device == emulated* ]] && shapes=("tiny 32")
+  local shapes=("tiny 1024" "qwen2.5-0.5b 4096" "qwen3-0.6b 16384")
+  [[ $device == emulated ]] && shapes=("tiny 32")
   local shape
   for shape in "${shapes[@]}"; do
     part "bench-step $shape" 120 "$learner" bench step --model "${shape% *}" --context "${shape#* }" --device "$device" --steps 3 --json
+    [[ $device != cuda || $shape == tiny* ]] ||
+      part "bench-step-cublaslt $shape" 120 "$learner" bench step --model "${shape% *}" --context "${shape#* }" --device cuda --gemm cublaslt --steps 3 --json
     part "bench-rollout $shape" 120 "$learner" bench rollout --model "${shape% *}" --context "${shape#* }" --device "$device" --sequences 8 --json
   done
 

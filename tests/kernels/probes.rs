@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use crate::inputs::Inputs;
 use crate::raw::Gpu;
 use crate::reference::Precision;
-use crate::subject::{Emulated, is_real, settings};
+use crate::subject::{Emulated, is_real, real_gpu, settings};
 
 const WARP: usize = 32;
 
@@ -22,7 +22,7 @@ fn on_probed_gpu(test: impl Fn(&Gpu)) {
     let images: Vec<&[u8]> = learner::device::cuda::kernel_images(is_real()).iter().map(|(_, image)| *image).collect();
     let open = || Gpu::open(&images);
     if is_real() {
-        learner::device::CudaDevice::open(0).unwrap_or_else(|error| panic!("{error}"));
+        real_gpu(); // stays open, and with it the context
         return test(&open());
     }
     let Some(emulated) = Emulated::take() else { return };

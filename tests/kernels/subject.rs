@@ -139,6 +139,13 @@ impl Emulated {
     }
 }
 
+/// The real GPU, opened once: the last owner of a context would take it down, and every test would load all kernels again. Its
+/// tests run one at a time (`--test-threads=1`).
+pub fn real_gpu() -> CudaDevice {
+    static GPU: OnceLock<CudaDevice> = OnceLock::new();
+    GPU.get_or_init(|| CudaDevice::open(0).unwrap_or_else(|error| panic!("{error}"))).clone()
+}
+
 /// Runs a test on the GPU: an emulated one in every schedule, nothing found and nothing leaked in any.
 pub fn on_gpu(test: fn(&Subject<CudaDevice>)) {
     fn with_segment(device: Result<CudaDevice, DeviceError>, segment: Option<usize>) -> CudaDevice {
@@ -149,7 +156,7 @@ pub fn on_gpu(test: fn(&Subject<CudaDevice>)) {
         }
     }
     if is_real() {
-        let make = |_, segment| with_segment(CudaDevice::open(0), segment);
+        let make = |_, segment| with_segment(Ok(real_gpu()), segment);
         test(&Subject { runs: 2, segment: None, make, after: &|_| {} });
         return;
     }
