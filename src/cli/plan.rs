@@ -20,8 +20,10 @@ pub struct PlanArguments {
     /// Hugging Face directory, of which only config.json is read, or the name of a shape
     #[arg(long, value_name = "DIR|NAME")]
     model: PathBuf,
+    /// Machines
     #[arg(long)]
     nodes: usize,
+    /// GPUs of each machine, joined by NVLink
     #[arg(long)]
     gpus_per_node: usize,
     /// Kind of GPU: h200, h100, a100 or a100-40gb
@@ -44,9 +46,16 @@ pub struct PlanArguments {
     network: Option<f64>,
 }
 
-/// Far beyond any model's positions; it bounds the time and memory of planning.
-const MOST_TOKENS: usize = 1 << 24;
+/// Far beyond any model's positions and any batch; it bounds the time and memory of planning.
+const MOST_TOKENS: usize = 1 << 22;
 const MOST_SEQUENCES: usize = 1 << 20;
+const MOST_ROLLOUT_SEQUENCES: usize = 1 << 12;
+
+/// What a config.json may say at most: with these every sum of a plan stays below 2^64.
+const MOST_LAYERS: usize = 1 << 10;
+const MOST_WIDTH: usize = 1 << 17;
+const MOST_INTERMEDIATE: usize = 1 << 19;
+const MOST_VOCABULARY: usize = 1 << 22;
 
 #[derive(Serialize)]
 struct PlanReport {
@@ -129,7 +138,12 @@ impl PlanArguments {
     fn config(&self) -> Result<ModelConfig, CliError> {
         match self.model.to_str().and_then(ModelConfig::named) {
             Some(config) => Ok(config),
-            None if self.model.is_dir() => ModelConfig::load(&self.model).map_err(CliError::refused),
+            None if self.model.is_dir() => {
+                let config = ModelConfig::load(&self.model).map_err(CliError::refused)?;
+                let problem = |problem| CliError::Refused(format!("{}: {problem}", self.model.join("config.json").display()));
+                plausible(&config).map_err(problem)?;
+                Ok(config)
+            }
             None => Err(no_such_model(&self.model)),
         }
     }
@@ -154,7 +168,7 @@ impl PlanArguments {
         for (flag, given, range) in [
             ("--context", self.context, 1..=MOST_TOKENS),
             ("--sequences", sequences, 1..=MOST_SEQUENCES),
-            ("--rollout-sequences", self.rollout_sequences, 0..=MOST_SEQUENCES),
+            ("--rollout-sequences", self.rollout_sequences, 0..=MOST_ROLLOUT_SEQUENCES),
         ] {
             if !range.contains(&given) {
                 let message = format!("{flag} {given}: must be from {} to {}", range.start(), range.end());
@@ -163,6 +177,23 @@ impl PlanArguments {
         }
         Ok(Workload { context: self.context, sequences, engine_sequences: self.rollout_sequences })
     }
+}
+
+/// # Errors
+/// The first size that no model of these families has.
+fn plausible(config: &ModelConfig) -> Result<(), String> {
+    for (field, found, most) in [
+        ("num_hidden_layers", config.layers, MOST_LAYERS),
+        ("hidden_size", config.hidden, MOST_WIDTH),
+        ("num_attention_heads x head_dim", config.query_heads.saturating_mul(config.head_dim), MOST_WIDTH),
+        ("intermediate_size", config.intermediate, MOST_INTERMEDIATE),
+        ("vocab_size", config.vocabulary, MOST_VOCABULARY),
+    ] {
+        if found > most {
+            return Err(format!("{field} is {found}, but plans go up to {most}"));
+        }
+    }
+    Ok(())
 }
 
 /// The layout that comes nearest, and what is missing; if memory is not what all lack, what the first lacks.
@@ -321,7 +352,7 @@ impl PlanReport {
                 self.model, self.parameters, self.nodes, self.gpus_per_node, self.gpu, self.sequences, self.context
             ),
             format!(
-                "  layout          {} data x {} context, {} micro-batches of one sequence each",
+                "  layout          {} data x {} context, micro-batches of one sequence per replica: {}",
                 self.layout.data_parallel, self.layout.context_parallel, self.layout.micro_batches
             ),
             format!(

@@ -56,7 +56,7 @@ impl GpuSpecification {
         GPUS.iter().map(|gpu| gpu.name)
     }
 
-    /// `None` never happens for a row of the table; a test holds it to that.
+    /// Of its chip; every row of the table has one.
     pub fn peaks(&self) -> Option<Peaks> {
         Peaks::of(self.driver_name)
     }
@@ -109,8 +109,8 @@ impl LinkBytes {
     }
 
     fn add(&mut self, other: LinkBytes, times: u64) {
-        self.nvlink += times * other.nvlink;
-        self.network += times * other.network;
+        self.nvlink = self.nvlink.saturating_add(times.saturating_mul(other.nvlink));
+        self.network = self.network.saturating_add(times.saturating_mul(other.network));
     }
 
     fn seconds(self, gpu: &GpuSpecification) -> f64 {
@@ -180,7 +180,7 @@ impl StepEstimate {
                 first_group += moved.seconds(gpu) / config.key_value_heads as f64;
             }
             let payload = self.payload_bytes.entry(transfer.collective.name()).or_default();
-            *payload += self.micro_batches as u64 * transfer.payload_bytes(mesh);
+            *payload = payload.saturating_add((self.micro_batches as u64).saturating_mul(transfer.payload_bytes(mesh)));
         }
         let exposed = first_group + (bytes.seconds(gpu) - first_group - compute).max(0.0);
         self.link_bytes.add(bytes, self.micro_batches as u64);
@@ -203,8 +203,8 @@ impl StepEstimate {
 }
 
 fn heaviest_rank(config: &ModelConfig, mesh: &Mesh, plan: &ContextPlan, workload: &Workload) -> RankMemory {
-    let of = |rank| RankMemory::of(config, mesh, plan, rank, workload.engine_sequences, workload.context);
-    (0..plan.ranks()).map(of).max_by_key(RankMemory::total).unwrap_or_default()
+    let ranks = RankMemory::of_ranks(config, mesh, plan, workload.engine_sequences, workload.context);
+    ranks.into_iter().max_by_key(RankMemory::total).unwrap_or_default()
 }
 
 /// AdamW and the norm of the gradients over a rank's shard, bound by memory.

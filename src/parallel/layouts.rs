@@ -64,7 +64,7 @@ pub fn candidates(
         }
         candidate
     };
-    let mut candidates: Vec<Candidate> = (1..=world).filter(|&context| world % context == 0).map(look_at).collect();
+    let mut candidates: Vec<Candidate> = (1..=world).filter(|&context| world.is_multiple_of(context)).map(look_at).collect();
 
     let seconds = |candidate: &Candidate| candidate.estimate.as_ref().map_or(f64::INFINITY, StepEstimate::step_seconds);
     let best = (0..candidates.len())

@@ -46,42 +46,50 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
-    /// What the context rank `rank` of a replica holds, all its tokens being scored, with a built-in engine of `engine_sequences` sequences of
-    /// `engine_tokens` tokens; 0 where rollouts happen elsewhere.
-    pub fn of(
+    /// What each of a replica's context ranks holds, `[context]`, all tokens being scored, with a built-in engine of `engine_sequences`
+    /// sequences of `engine_tokens` tokens; 0 where rollouts happen elsewhere.
+    pub fn of_ranks(
         config: &ModelConfig,
         mesh: &Mesh,
         plan: &ContextPlan,
-        rank: usize,
         engine_sequences: usize,
         engine_tokens: usize,
-    ) -> RankMemory {
+    ) -> Vec<RankMemory> {
         let sizes = ShardedSizes::new(config, mesh.world());
         let heads = config.heads();
-        let tokens = plan.tokens(rank).next_multiple_of(TOKEN_GRAIN);
-        let longest = plan.slices(rank).iter().map(|slice| slice.first + slice.length).max().unwrap_or(0);
-        let inputs = (config.layers - 1) * config.hidden * BF16;
-        let activations = inputs + bytes_per_token_and_layer(config, BF16) + bytes_per_token(config, BF16);
-        let pages: usize = plan.whole_documents(rank).map(|length| PagedKeyValues::bytes_of(heads, length)).sum();
         let exchanged = gathered_tokens(plan);
         // One rank computes with what it stores, and adds gradients in place.
         let two_of = |bytes: u64| if mesh.world() > 1 { 2 * bytes } else { 0 };
         let engine_pages = PagedKeyValues::bytes_of(heads, engine_tokens) * config.layers;
-        RankMemory {
+        let alike = RankMemory {
             weights: sizes.weights_shard(),
             master: sizes.master_shard(),
             moments: 2 * sizes.master_shard(),
             gradients: sizes.master_shard(),
             gathered_weights: two_of(sizes.largest_gathered()),
             whole_gradients: two_of(sizes.largest_gradient()),
-            activations: (activations * tokens) as u64,
-            head_workspace: head_workspace_bytes(config.vocabulary, tokens) as u64,
-            other_workspace: (tokens * heads.query_heads * size_of::<f32>() + rotary_table_bytes(config, longest)) as u64,
-            keys_values: key_value_bytes(config, exchanged, BF16 as u64) + pages as u64,
+            keys_values: key_value_bytes(config, exchanged, BF16 as u64),
             key_value_gradients: key_value_bytes(config, exchanged, size_of::<f32>() as u64),
             engine_weights: if engine_sequences > 0 { ShardedSizes::new(config, 1).whole_weights() } else { 0 },
             engine_caches: (engine_sequences * engine_pages) as u64,
-        }
+            ..RankMemory::default()
+        };
+        let inputs = (config.layers - 1) * config.hidden * BF16;
+        let activations = inputs + bytes_per_token_and_layer(config, BF16) + bytes_per_token(config, BF16);
+        let of_rank = |rank: usize| {
+            let tokens = plan.tokens(rank).next_multiple_of(TOKEN_GRAIN);
+            let longest = plan.slices(rank).iter().map(|slice| slice.first + slice.length).max().unwrap_or(0);
+            let row_sums = tokens * heads.query_heads * size_of::<f32>();
+            let pages: usize = plan.whole_documents(rank).map(|length| PagedKeyValues::bytes_of(heads, length)).sum();
+            RankMemory {
+                activations: (activations * tokens) as u64,
+                head_workspace: head_workspace_bytes(config.vocabulary, tokens) as u64,
+                other_workspace: (row_sums + rotary_table_bytes(config, longest)) as u64,
+                keys_values: alike.keys_values + pages as u64,
+                ..alike
+            }
+        };
+        (0..plan.ranks()).map(of_rank).collect()
     }
 
     /// Names and bytes, in the order in which they come to be.
@@ -115,7 +123,7 @@ mod tests {
     fn of(name: &str, nodes: usize, per_node: usize, context: usize, tokens: usize, engine: usize) -> RankMemory {
         let config = ModelConfig::named(name).expect("a known shape");
         let mesh = Mesh::new(nodes, per_node, context).expect("a mesh");
-        RankMemory::of(&config, &mesh, &ContextPlan::new(&[tokens], context, 0), 0, engine, tokens)
+        RankMemory::of_ranks(&config, &mesh, &ContextPlan::new(&[tokens], context, 0), engine, tokens)[0]
     }
 
     /// `tiny`: hidden 128, query width 128, projected 256, intermediate 384, 4 heads.
@@ -134,6 +142,17 @@ mod tests {
         assert_eq!(memory.keys_values, 1024 * 2 * 64 * 2);
         assert_eq!(memory.engine_caches, 4 * memory.keys_values);
         assert_eq!(memory.engine_weights, 2 * 449_536 + 4 * 768);
+    }
+
+    /// Six short documents and ranks without tokens: those hold what all hold.
+    #[test]
+    fn ranks_hold_what_their_tokens_take() {
+        let config = ModelConfig::named("tiny").expect("a known shape");
+        let mesh = Mesh::new(1, 8, 8).expect("a mesh");
+        let ranks = RankMemory::of_ranks(&config, &mesh, &ContextPlan::new(&[65; 6], 8, 0), 0, 0);
+        assert_eq!((ranks[0].keys_values, ranks[0].key_value_gradients), (128 * 256, 0), "two pages");
+        assert_eq!((ranks[7].keys_values, ranks[7].activations, ranks[7].head_workspace), (0, 0, 0));
+        assert_eq!(ranks[0].moments, ranks[7].moments);
     }
 
     /// Qwen3-8B, 131,072 tokens over 8 of 128 ranks: 16,384 tokens each.

@@ -8,7 +8,7 @@ use std::ops::Range;
 /// Why ranks cannot be laid out as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
-    #[error("{0} nodes of {1} ranks: both must be at least 1, and their product a number of ranks below 2^20")]
+    #[error("{0} nodes of {1} ranks: both must be at least 1, and their product a number of ranks below 65536")]
     Size(usize, usize),
     #[error("a context-parallel degree of {context} does not divide the {world} ranks")]
     ContextDegree { context: usize, world: usize },
@@ -48,7 +48,7 @@ pub struct Mesh {
 }
 
 /// More ranks than anybody has; it keeps every product of counts and bytes far from overflow.
-const MOST_RANKS: usize = 1 << 20;
+const MOST_RANKS: usize = 1 << 16;
 
 impl Mesh {
     /// `nodes x ranks_per_node` ranks, `context` of which share each sequence.
@@ -59,10 +59,10 @@ impl Mesh {
     pub fn new(nodes: usize, ranks_per_node: usize, context: usize) -> Result<Mesh, MeshError> {
         let world = nodes.checked_mul(ranks_per_node).filter(|world| (1..MOST_RANKS).contains(world));
         let world = world.ok_or(MeshError::Size(nodes, ranks_per_node))?;
-        if context == 0 || world % context != 0 {
+        if context == 0 || !world.is_multiple_of(context) {
             return Err(MeshError::ContextDegree { context, world });
         }
-        if ranks_per_node % context != 0 && context % ranks_per_node != 0 {
+        if !ranks_per_node.is_multiple_of(context) && !context.is_multiple_of(ranks_per_node) {
             return Err(MeshError::Uneven { context, ranks_per_node });
         }
         Ok(Mesh { data: world / context, context, nodes, ranks_per_node })

@@ -78,6 +78,36 @@ fn a_directory_needs_nothing_but_its_configuration() {
 }
 
 #[test]
+fn a_configuration_beyond_all_sizes_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    let config = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/transformers/qwen2/config.json"));
+    let mut config: Value = serde_json::from_str(&config.unwrap()).unwrap();
+    for field in ["num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "head_dim"] {
+        let before = std::mem::replace(&mut config[field], 4_294_967_294u64.into());
+        std::fs::write(&path, config.to_string()).unwrap();
+        let model = folder.path().to_str().unwrap();
+        let arguments = ["--model", model, "--nodes", "2", "--gpus-per-node", "8", "--gpu", "h200", "--context", "4194304"];
+        let output = run(&[&["plan"][..], &arguments].concat());
+        let said = text(&output.stderr);
+        assert_eq!((output.status.code(), said.trim_end().lines().count()), (Some(2), 1), "{field}: {said}");
+        assert!(said.contains("config.json") && said.contains(field), "{field}: {said}");
+        config[field] = before;
+    }
+}
+
+/// The largest numbers that are let through end with an answer, not with an overflow.
+#[test]
+fn the_largest_plan_has_an_answer() {
+    let flags = ["--gpu", "h200", "--context", "4194304", "--sequences", "1048576", "--rollout-sequences", "4096"];
+    let cluster = ["--model", "qwen2.5-72b", "--nodes", "8191", "--gpus-per-node", "8"];
+    let output = run(&[&["plan"][..], &cluster, &flags].concat());
+    let said = text(&output.stderr);
+    assert_eq!((output.status.code(), said.trim_end().lines().count()), (Some(1), 1), "{said}");
+    assert!(said.contains("no layout fits"), "{said}");
+}
+
+#[test]
 fn people_read_the_assumptions_too() {
     let arguments = ["--model", "qwen3-8b", "--nodes", "2", "--gpus-per-node", "8", "--gpu", "h100", "--context", "32768"];
     let output = succeed(&[&["plan"][..], &arguments, &["--network", "25"]].concat());
