@@ -144,13 +144,6 @@ pub enum Collective {
 }
 
 impl Collective {
-    pub const ALL: [Collective; 4] = [
-        Collective::GatherWeights,
-        Collective::ScatterGradients,
-        Collective::GatherKeysValues,
-        Collective::ScatterKeyValueGradients,
-    ];
-
     pub fn name(self) -> &'static str {
         match self {
             Collective::GatherWeights => "weights_all_gather",
