@@ -12,9 +12,10 @@ pub mod model;
 pub mod sandbox;
 pub mod task;
 
-// Floor 2: where tokens come from, what an answer is worth.
+// Floor 2: many ranks, where tokens come from, what an answer is worth.
 pub mod engine;
 pub mod grader;
+pub mod parallel;
 
 // Floor 3: the agent and its episode.
 pub mod agent;

@@ -6,6 +6,7 @@ mod device;
 mod doctor;
 mod evaluate;
 mod generate;
+mod plan;
 pub mod sandbox;
 pub mod score;
 mod setup;
@@ -104,6 +105,8 @@ enum Command {
     Sandbox(sandbox::SandboxArguments),
     /// Measure kernels, the training step alone, or the engine alone
     Bench(bench::BenchArguments),
+    /// Memory, bytes on the links and time of a step on many GPUs, before they are bought
+    Plan(plan::PlanArguments),
     /// What this machine offers and what is missing
     Doctor,
     /// Work with run files
@@ -127,6 +130,7 @@ pub fn main() -> ExitCode {
         Some(Command::Tasks(arguments)) => tasks::run(&arguments, output.json),
         Some(Command::Sandbox(arguments)) => sandbox::run(&arguments, output.json),
         Some(Command::Bench(arguments)) => bench::run(&arguments, &output),
+        Some(Command::Plan(arguments)) => plan::run(&arguments, &output),
         Some(Command::Doctor) => doctor::run(&output),
         Some(Command::Config(arguments)) => config::run(&arguments, &output),
     };

@@ -10,7 +10,7 @@ use super::CliError;
 use crate::agent::demonstrable;
 use crate::config::RunFile;
 use crate::device::Device;
-use crate::model::{Model, ModelConfig};
+use crate::model::{Model, ModelConfig, shape_names};
 use crate::sandbox::Sandbox;
 use crate::task;
 use crate::text::{ChatFormat, Tokenizer};
@@ -171,6 +171,12 @@ pub fn set_threads(threads: usize) -> Result<(), CliError> {
         .num_threads(threads)
         .build_global()
         .map_err(|error| CliError::Failed(format!("run.threads = {threads}: {error}")))
+}
+
+/// `--model` is neither a directory nor a shape.
+pub fn no_such_model(model: &Path) -> CliError {
+    let names: Vec<_> = shape_names().collect();
+    CliError::Refused(format!("--model {}: neither a folder nor one of {}", model.display(), names.join(", ")))
 }
 
 /// Bytes for people.

@@ -18,18 +18,18 @@ pub(super) struct LayerActivations<D: Device> {
 }
 
 /// Bytes per token that a training pass keeps of one layer: [`LayerActivations`] and two states of the residual stream.
-pub(super) fn bytes_per_token_and_layer<D: Device>(device: &D, config: &ModelConfig) -> usize {
+pub(crate) fn bytes_per_token_and_layer(config: &ModelConfig, activation_bytes: usize) -> usize {
     let heads = config.heads();
     let projections = if config.query_key_norms() { 2 } else { 1 };
     let activations = 2 * config.hidden + projections * heads.projected_width() + heads.query_width() + 2 * config.intermediate;
-    activations * device.activation_bytes() + heads.query_heads * size_of::<f32>()
+    activations * activation_bytes + heads.query_heads * size_of::<f32>()
 }
 
 /// Bytes per token of the memory shared by all layers, forward and backward.
-pub(super) fn bytes_per_token<D: Device>(device: &D, config: &ModelConfig) -> usize {
+pub(crate) fn bytes_per_token(config: &ModelConfig, activation_bytes: usize) -> usize {
     let heads = config.heads();
     let activations = 10 * config.hidden + 2 * heads.projected_width() + heads.query_width() + 2 * config.intermediate;
-    activations * device.activation_bytes()
+    activations * activation_bytes
 }
 
 /// Memory that passes reuse: it grows to the largest batch seen. Names as in [`LayerActivations`], `S` scored rows.
@@ -145,6 +145,16 @@ impl<D: Device> Workspace<D> {
     }
 }
 
+/// Positions of the table that covers `positions`: it doubles when it must grow.
+fn rotary_table_rows(positions: usize) -> usize {
+    positions.next_power_of_two().max(512)
+}
+
+/// Bytes of the cosines and sines of sequences of up to `positions` tokens.
+pub(crate) fn rotary_table_bytes(config: &ModelConfig, positions: usize) -> usize {
+    rotary_table_rows(positions) * config.head_dim * size_of::<f32>()
+}
+
 /// Cosines and sines of every position met so far, as Transformers computes them (angles in f32).
 pub(super) struct RotaryTable<D: Device> {
     head_dim: usize,
@@ -166,11 +176,11 @@ impl<D: Device> RotaryTable<D> {
         }
     }
 
-    /// A table of at least `positions` rows; it doubles when it must grow.
+    /// A table of at least `positions` rows.
     fn covering(&self, device: &D, positions: usize) -> Arc<D::Buffer> {
         let mut table = self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if table.0 < positions {
-            let rows = positions.next_power_of_two().max(512);
+            let rows = rotary_table_rows(positions);
             let mut values = Vec::with_capacity(rows * self.head_dim);
             for position in 0..rows {
                 let angles = self.frequencies.iter().map(|frequency| (position as f32 * frequency) as f64);

@@ -31,6 +31,7 @@ pub use shapes::shape_names;
 use crate::device::{Device, Role};
 use crate::types::{Batch, Key, Purpose};
 use forward::{RotaryTable, Workspace};
+pub(crate) use forward::{bytes_per_token, bytes_per_token_and_layer, rotary_table_bytes};
 pub(crate) use parameters::{Layout, Parameter};
 
 /// A model on a device, with the memory its passes work in. Passes of one model run one at a time.
@@ -155,14 +156,15 @@ impl<D: Device> Model<D> {
         let weights = self.parameter_count() * float;
         let packed = self.parameters.iter().filter_map(|parameter| parameter.packed.as_ref());
         let heads = self.config.heads();
-        let kept = forward::bytes_per_token_and_layer(&self.device, &self.config) * self.config.layers;
+        let activation_bytes = self.device.activation_bytes();
+        let kept = bytes_per_token_and_layer(&self.config, activation_bytes) * self.config.layers;
         Memory {
             weights,
             packed: packed.map(|packed| self.device.packed_bytes(packed)).sum(),
             gradients: weights,
             optimizer: 2 * weights,
-            activations_per_token: kept + forward::bytes_per_token(&self.device, &self.config),
-            key_values_per_token: 2 * heads.key_value_width() * self.config.layers * self.device.activation_bytes(),
+            activations_per_token: kept + bytes_per_token(&self.config, activation_bytes),
+            key_values_per_token: 2 * heads.key_value_width() * self.config.layers * activation_bytes,
         }
     }
 

@@ -14,6 +14,7 @@ mod scale;
 mod svg;
 mod tensorboard;
 
+pub use layout::table;
 pub use page::write_page;
 pub use records::PageError;
 pub use reporter::{Reporter, Verbosity};

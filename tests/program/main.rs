@@ -4,6 +4,7 @@ mod bench;
 mod harness;
 mod on_policy;
 mod own_tasks;
+mod plan;
 mod refusals;
 mod resume;
 mod smoke;

@@ -10,9 +10,10 @@ mod trace;
 
 use std::path::{Path, PathBuf};
 
+use super::setup::no_such_model;
 use super::{CliError, OutputArguments};
 use crate::device::{Device, DeviceChoice, GemmLibrary};
-use crate::model::{Model, ModelConfig, shape_names};
+use crate::model::{Model, ModelConfig};
 
 #[derive(clap::Args)]
 pub struct BenchArguments {
@@ -82,9 +83,7 @@ impl ModelArguments {
         if self.model.is_dir() {
             return Ok(Subject::Directory(self.model.clone()));
         }
-        let names: Vec<_> = shape_names().collect();
-        let message = format!("--model {}: neither a folder nor one of {}", self.model.display(), names.join(", "));
-        Err(CliError::Refused(message))
+        Err(no_such_model(&self.model))
     }
 }
 

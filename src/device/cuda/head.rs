@@ -24,6 +24,22 @@ fn pitch(vocabulary: usize) -> usize {
     vocabulary.next_multiple_of(8)
 }
 
+/// Numbers in the logits, or in their gradients, of one chunk of `rows` rows in all.
+fn chunk_numbers(vocabulary: usize, rows: usize) -> usize {
+    chunk_rows(vocabulary).min(rows) * pitch(vocabulary)
+}
+
+/// Bytes that the gradients of `rows` scored rows need while they are computed: a chunk's logits in f32 and their gradients in
+/// bf16, and the scores.
+pub fn workspace_bytes(vocabulary: usize, rows: usize) -> usize {
+    chunk_numbers(vocabulary, rows) * (size_of::<f32>() + size_of::<u16>()) + score_bytes(rows)
+}
+
+/// Three f32 a row.
+fn score_bytes(rows: usize) -> usize {
+    3 * rows * size_of::<f32>()
+}
+
 /// The address of number `index` of f32 and i32 arrays.
 fn at(start: Address, index: usize) -> Address {
     start + (index * 4) as Address
@@ -61,7 +77,7 @@ impl CudaDevice {
         let (vocabulary, inputs) = (weights.outputs(), weights.inputs());
         let hidden = hidden.bf16(rows * inputs);
         let step = chunk_rows(vocabulary).min(rows);
-        let logits = self.allocate(Purpose::Workspace, step * pitch(vocabulary) * size_of::<f32>());
+        let logits = self.allocate(Purpose::Workspace, chunk_numbers(vocabulary, rows) * size_of::<f32>());
         let mut first = 0;
         while first < rows {
             let count = step.min(rows - first);
@@ -83,7 +99,7 @@ impl CudaDevice {
     }
 
     fn score_arrays(&self, rows: usize) -> ScoreArrays {
-        ScoreArrays { memory: self.allocate(Purpose::Workspace, 3 * rows * size_of::<f32>()), rows }
+        ScoreArrays { memory: self.allocate(Purpose::Workspace, score_bytes(rows)), rows }
     }
 
     fn targets(&self, targets: &[u32]) -> Address {
@@ -140,8 +156,7 @@ impl CudaDevice {
         let dlog_probs = self.tables().upload(Table::LogProbCotangents, &cotangents.log_probs);
         let dentropies = cotangents.entropies.as_ref().map(|entropies| self.tables().upload(Table::EntropyCotangents, entropies));
         let (dhidden, dweights) = (dhidden.bf16(rows * inputs), dweights.f32(vocabulary * inputs));
-        let chunk_bytes = chunk_rows(vocabulary).min(rows) * pitch(vocabulary) * 2;
-        let dlogits = self.allocate(Purpose::Workspace, chunk_bytes);
+        let dlogits = self.allocate(Purpose::Workspace, chunk_numbers(vocabulary, rows) * size_of::<u16>());
         self.for_each_chunk(hidden, weights.packed, rows, |chunk| {
             self.score_chunk(chunk, vocabulary, targets, temperature, &scores);
             let arguments = HeadGradient {
@@ -231,6 +246,8 @@ mod tests {
     fn chunks_are_bounded_and_whole_tiles_where_they_can_be() {
         assert_eq!(chunk_rows(151_936), 384);
         assert_eq!(chunk_rows(1 << 27), 1);
+        assert_eq!(workspace_bytes(151_936, 10_000), 384 * 151_936 * 6 + 120_000);
+        assert_eq!(workspace_bytes(10, 5), 5 * 16 * 6 + 60);
         assert!(chunk_rows(300) * pitch(300) * 4 <= LOGIT_BYTES);
     }
 }

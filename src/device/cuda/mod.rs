@@ -37,6 +37,7 @@ pub use allocator::{Allocation, Purpose, readable};
 pub use buffers::Buffer;
 pub use emulator::{EmulatorSettings, Finding, KernelCounters, LineCounters};
 pub use error::{DeviceError, DeviceFailure};
+pub use head::workspace_bytes as head_workspace_bytes;
 pub use launch::LaunchTime;
 pub use pages::PagedKeyValues;
 

@@ -18,8 +18,13 @@ pub struct PagedKeyValues {
 
 impl PagedKeyValues {
     pub fn new(gpu: Arc<Gpu>, allocator: Arc<Allocator>, heads: Heads) -> PagedKeyValues {
-        let bytes_per_page = 2 * heads.key_value_width() * KEYS_PER_PAGE * size_of::<u16>();
+        let bytes_per_page = PagedKeyValues::bytes_of(heads, 1);
         PagedKeyValues { gpu, allocator, key_value_heads: heads.key_value_heads, bytes_per_page, pages: Vec::new(), length: 0 }
+    }
+
+    /// Bytes of the pages that hold `keys` keys and values of one layer.
+    pub fn bytes_of(heads: Heads, keys: usize) -> usize {
+        2 * heads.key_value_width() * keys.next_multiple_of(KEYS_PER_PAGE) * size_of::<u16>()
     }
 
     /// Keys held.

@@ -1,0 +1,368 @@
+//! Context parallelism on the host: which rank computes which tokens of a packed batch.
+//!
+//! A causal query at position `p` attends to `p + 1` keys, so equal numbers of tokens are far from equal work. Long documents are cut
+//! into chunks of [`CHUNK_TOKENS`], and chunks and short documents are dealt out, heaviest first, each to the rank with the
+//! least so far. Short documents stay whole, and need nothing from other ranks.
+//!
+//! **Bound.** With items of load at most `m`, the most loaded of `R` ranks carries at most `mean + m (1 - 1/R)` (Graham 1966): before
+//! its last item came it was the least loaded. A document stays whole only if it is at most an eighth of the mean or a single
+//! chunk, so no rank exceeds the mean by more than an eighth of it or one chunk, whichever is more.
+//!
+//! The assignment is a function of the lengths alone: the same on every rank, with nothing to communicate.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::model::{ModelConfig, StepFlops};
+use crate::types::Batch;
+
+/// Tokens of a chunk: the attention kernels' tiles divide it, and are counted from the document's start.
+pub const CHUNK_TOKENS: usize = 128;
+
+/// A document is short, and stays whole, where its load is at most this part of a rank's fair share.
+const SHORT_DIVISOR: u128 = 8;
+
+/// Consecutive tokens of one document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Slice {
+    pub document: usize,
+    /// Position of the first token in its document.
+    pub first: usize,
+    /// Tokens, at least one.
+    pub length: usize,
+}
+
+/// What every rank of a context group computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextPlan {
+    lengths: Vec<usize>,
+    /// `[ranks]` slices in ascending order of document and position, adjacent ones joined.
+    slices: Vec<Vec<Slice>>,
+    /// `[documents]` held by more than one rank.
+    split: Vec<bool>,
+}
+
+/// One rank's part of a packed batch. Labels are taken from the whole batch: the token that a slice's last row predicts lies
+/// on another rank as often as not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BatchShard {
+    /// `[tokens]` row of each token in the whole batch: the permutation, for whatever else comes per token.
+    pub rows: Vec<usize>,
+    /// `[tokens]`
+    pub ids: Vec<u32>,
+    /// `[tokens]` position in its document, for the rotary embedding.
+    pub positions: Vec<usize>,
+    /// Rows of this shard whose next token is scored, ascending.
+    pub scored_rows: Vec<usize>,
+    /// `[scored_rows]` the token that each predicts.
+    pub targets: Vec<u32>,
+    /// `[scored_rows]` place in the whole batch's `scored_rows`: where its score belongs, and its cotangent is found.
+    pub score_places: Vec<usize>,
+}
+
+/// What any token costs, wherever it stands, in units of what one pair of a query and a key costs in attention: the ratio of the
+/// model's other FLOPs per token to attention's per pair.
+pub fn pairs_per_token(config: &ModelConfig) -> usize {
+    let flops = StepFlops::of(config, &[1], 1);
+    // A sequence's square is two pairs per pair that the causal mask leaves.
+    (flops.matrices / (2.0 * StepFlops::CAUSAL * flops.attention_squares)).round() as usize
+}
+
+/// Work of `length` tokens from position `first` on, in attention pairs.
+fn load(first: usize, length: usize, pairs_per_token: usize) -> u128 {
+    let (first, length) = (first as u128, length as u128);
+    length * (first + pairs_per_token as u128) + length * (length + 1) / 2
+}
+
+impl ContextPlan {
+    /// Deals the documents of a batch out to `ranks` ranks. A token costs the keys it attends to and `pairs_per_token`: 0
+    /// balances the attention area alone, [`pairs_per_token`] the time of a model's step.
+    ///
+    /// There may be more ranks than chunks: the last ranks then have no tokens. 0 ranks are read as 1.
+    pub fn new(lengths: &[usize], ranks: usize, pairs_per_token: usize) -> ContextPlan {
+        let ranks = ranks.max(1);
+        let whole = |length: usize| load(0, length, pairs_per_token);
+        let total: u128 = lengths.iter().map(|&length| whole(length)).sum();
+        let mut items: Vec<Slice> = Vec::new();
+        for (document, &length) in lengths.iter().enumerate() {
+            let short = length <= CHUNK_TOKENS || whole(length) * ranks as u128 * SHORT_DIVISOR <= total;
+            let step = if short || ranks == 1 { length.max(1) } else { CHUNK_TOKENS };
+            let firsts = (0..length).step_by(step);
+            items.extend(firsts.map(|first| Slice { document, first, length: step.min(length - first) }));
+        }
+        // The document's number comes last: documents of equal length are interchangeable.
+        items.sort_by_key(|item| {
+            (Reverse(load(item.first, item.length, pairs_per_token)), lengths[item.document], item.first, item.document)
+        });
+
+        let mut slices = vec![Vec::new(); ranks];
+        let mut least_loaded: BinaryHeap<Reverse<(u128, usize)>> = (0..ranks).map(|rank| Reverse((0, rank))).collect();
+        for item in items {
+            if let Some(mut top) = least_loaded.peek_mut() {
+                let Reverse((carried, rank)) = &mut *top;
+                *carried += load(item.first, item.length, pairs_per_token);
+                slices[*rank].push(item);
+            }
+        }
+        slices.iter_mut().for_each(join);
+        let split = lengths.iter().enumerate().map(|(document, &length)| is_split(&slices, document, length)).collect();
+        ContextPlan { lengths: lengths.to_vec(), slices, split }
+    }
+
+    pub fn ranks(&self) -> usize {
+        self.slices.len()
+    }
+
+    /// Of one rank, ascending by document and position.
+    pub fn slices(&self, rank: usize) -> &[Slice] {
+        &self.slices[rank]
+    }
+
+    /// Tokens of the whole batch.
+    pub fn total_tokens(&self) -> usize {
+        self.lengths.iter().sum()
+    }
+
+    pub fn tokens(&self, rank: usize) -> usize {
+        self.slices[rank].iter().map(|slice| slice.length).sum()
+    }
+
+    /// Pairs of a query of this rank and a key that it attends to.
+    pub fn area(&self, rank: usize) -> u128 {
+        self.load(rank, 0)
+    }
+
+    /// What the rank carries, as [`ContextPlan::new`] counts it.
+    pub fn load(&self, rank: usize, pairs_per_token: usize) -> u128 {
+        self.slices[rank].iter().map(|slice| load(slice.first, slice.length, pairs_per_token)).sum()
+    }
+
+    /// Lengths of the documents that the rank has to itself.
+    pub fn whole_documents(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
+        self.slices[rank].iter().filter(|slice| !self.split[slice.document]).map(|slice| slice.length)
+    }
+
+    /// Tokens of this rank whose keys and values other ranks need.
+    fn exchanged_tokens(&self, rank: usize) -> usize {
+        self.slices[rank].iter().filter(|slice| self.split[slice.document]).map(|slice| slice.length).sum()
+    }
+
+    /// Tokens whose keys and values each rank contributes to the all-gather: collectives take equal shares, so the most of any
+    /// rank. 0 if every document is whole.
+    pub fn exchanged_per_rank(&self) -> usize {
+        (0..self.ranks()).map(|rank| self.exchanged_tokens(rank)).max().unwrap_or(0)
+    }
+
+    /// Row of each of the rank's tokens in the packed batch.
+    pub fn rows(&self, rank: usize) -> Vec<usize> {
+        let starts: Vec<usize> = self
+            .lengths
+            .iter()
+            .scan(0, |next, length| {
+                let start = *next;
+                *next += length;
+                Some(start)
+            })
+            .collect();
+        let rows = |slice: &Slice| {
+            let first = starts[slice.document] + slice.first;
+            first..first + slice.length
+        };
+        self.slices[rank].iter().flat_map(rows).collect()
+    }
+
+    /// One rank's part of `batch`, whose sequences must be the documents of this plan.
+    pub fn shard(&self, batch: &Batch, rank: usize) -> BatchShard {
+        let lengths = batch.starts.windows(2).map(|bounds| bounds[1] - bounds[0]);
+        assert!(lengths.eq(self.lengths.iter().copied()), "the batch is not the one that was planned");
+        let rows = self.rows(rank);
+        let slices = self.slices[rank].iter();
+        let mut shard = BatchShard {
+            ids: rows.iter().map(|&row| batch.ids[row]).collect(),
+            positions: slices.flat_map(|slice| slice.first..slice.first + slice.length).collect(),
+            ..BatchShard::default()
+        };
+        for (local, &row) in rows.iter().enumerate() {
+            if let Ok(place) = batch.scored_rows.binary_search(&row) {
+                shard.scored_rows.push(local);
+                shard.targets.push(batch.ids[row + 1]);
+                shard.score_places.push(place);
+            }
+        }
+        shard.rows = rows;
+        shard
+    }
+}
+
+/// Orders a rank's slices and joins those that touch.
+fn join(slices: &mut Vec<Slice>) {
+    slices.sort_unstable();
+    slices.dedup_by(|next, kept| {
+        let touch = next.document == kept.document && next.first == kept.first + kept.length;
+        if touch {
+            kept.length += next.length;
+        }
+        touch
+    });
+}
+
+/// After [`join`], a rank that has all of a document has it as one slice.
+fn is_split(slices: &[Vec<Slice>], document: usize, length: usize) -> bool {
+    length > 0 && !slices.iter().any(|slices| slices.binary_search(&Slice { document, first: 0, length }).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn slice(document: usize, first: usize, length: usize) -> Slice {
+        Slice { document, first, length }
+    }
+
+    /// Four chunks of areas 8,256 + 16,384 i: the heaviest and the lightest go together.
+    #[test]
+    fn one_document_on_two_ranks_by_hand() {
+        let plan = ContextPlan::new(&[512], 2, 0);
+        assert_eq!(plan.slices(0), [slice(0, 0, 128), slice(0, 384, 128)]);
+        assert_eq!(plan.slices(1), [slice(0, 128, 256)]);
+        assert_eq!((plan.area(0), plan.area(1)), (65_664, 65_664));
+        assert_eq!((plan.exchanged_per_rank(), plan.whole_documents(0).count()), (256, 0));
+    }
+
+    /// 1,000 tokens are long beside 100; the short one stays whole, though more ranks than chunks are there.
+    #[test]
+    fn more_ranks_than_chunks() {
+        let plan = ContextPlan::new(&[100, 0, 1000], 12, 0);
+        let tokens: Vec<usize> = (0..12).map(|rank| plan.tokens(rank)).collect();
+        assert_eq!(tokens, [128, 104, 128, 128, 128, 128, 128, 128, 100, 0, 0, 0]);
+        assert_eq!(plan.slices(8), [slice(0, 0, 100)]);
+        assert_eq!((plan.slices(11), plan.rows(11)), (&[][..], vec![]));
+        assert_eq!((plan.exchanged_per_rank(), plan.whole_documents(8).collect::<Vec<_>>()), (128, vec![100]));
+    }
+
+    /// Qwen3-8B: 6 x (36 x 192,937,984 + 151,936 x 4,096) FLOPs per token, 12 x 36 x 4,096 per pair.
+    #[test]
+    fn a_token_costs_as_much_as_so_many_pairs() {
+        let config = ModelConfig::named("qwen3-8b").expect("a known shape");
+        assert_eq!(pairs_per_token(&config), 25_662);
+    }
+
+    /// One document of 131,072 tokens: every rank within 1 % of the mean at any degree up to 16, in area and in tokens.
+    #[test]
+    fn a_long_document_is_balanced_closely() {
+        for ranks in [2, 3, 4, 6, 8, 16] {
+            let plan = ContextPlan::new(&[131_072], ranks, 0);
+            let mean = 131_072.0 * 131_073.0 / 2.0 / ranks as f64;
+            for rank in 0..ranks {
+                assert!((plan.area(rank) as f64 / mean - 1.0).abs() < 0.01, "{ranks} ranks, rank {rank}");
+                assert!((plan.tokens(rank) as f64 * ranks as f64 / 131_072.0 - 1.0).abs() < 0.02, "{ranks} ranks, rank {rank}");
+            }
+        }
+    }
+
+    /// Many short documents beside a long one: what each token costs keeps them from gathering on one rank.
+    #[test]
+    fn short_documents_spread_when_tokens_cost() {
+        let mut lengths = vec![128; 1024];
+        lengths.push(131_072);
+        let plan = ContextPlan::new(&lengths, 8, 25_662);
+        for rank in 0..8 {
+            assert!(plan.tokens(rank) < 2 * 32_768, "rank {rank}: {}", plan.tokens(rank));
+        }
+        assert!(plan.split[..1024].iter().all(|split| !split) && plan.split[1024]);
+    }
+
+    #[test]
+    fn labels_are_those_of_the_whole_batch() {
+        let ids: Vec<u32> = (0..300).collect();
+        let batch = Batch::pack(&[&ids[..260], &ids[260..]], |_, token| token % 2 == 0);
+        let plan = ContextPlan::new(&[260, 40], 3, 0);
+        let mut targets = vec![None; batch.scored_rows.len()];
+        for rank in 0..3 {
+            let shard = plan.shard(&batch, rank);
+            assert_eq!(shard.ids.len(), plan.tokens(rank));
+            for (index, &row) in shard.rows.iter().enumerate() {
+                assert_eq!(shard.ids[index], batch.ids[row]);
+                assert_eq!(shard.positions[index], if row < 260 { row } else { row - 260 });
+            }
+            for ((&place, &target), &local) in shard.score_places.iter().zip(&shard.targets).zip(&shard.scored_rows) {
+                assert_eq!(shard.rows[local], batch.scored_rows[place]);
+                assert_eq!(targets[place].replace(target), None, "scored twice");
+            }
+        }
+        assert_eq!(targets.into_iter().flatten().collect::<Vec<_>>(), batch.targets());
+    }
+
+    fn mixtures() -> impl Strategy<Value = Vec<usize>> {
+        let length = prop_oneof![0usize..300, 0usize..5_000, 0usize..131_073];
+        proptest::collection::vec(length, 0..20)
+    }
+
+    /// What each rank holds, without the documents' numbers.
+    fn anonymous(lengths: &[usize], ranks: usize) -> Vec<Vec<(usize, usize, usize)>> {
+        let plan = ContextPlan::new(lengths, ranks, 7);
+        let of_rank = |rank| {
+            let mut slices: Vec<_> =
+                plan.slices(rank).iter().map(|slice| (lengths[slice.document], slice.first, slice.length)).collect();
+            slices.sort_unstable();
+            slices
+        };
+        (0..ranks).map(of_rank).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn every_token_is_on_one_rank(lengths in mixtures(), ranks in 1usize..40, pairs_per_token in 0usize..30_000) {
+            let plan = ContextPlan::new(&lengths, ranks, pairs_per_token);
+            let mut seen = vec![false; plan.total_tokens()];
+            for rank in 0..ranks {
+                let rows = plan.rows(rank);
+                prop_assert!(rows.is_sorted(), "keys come in a fixed order");
+                prop_assert_eq!(rows.len(), plan.tokens(rank));
+                for row in rows {
+                    prop_assert!(!std::mem::replace(&mut seen[row], true), "row {} twice", row);
+                }
+                for slice in plan.slices(rank) {
+                    prop_assert!(slice.first % CHUNK_TOKENS == 0);
+                    let end = slice.first + slice.length;
+                    prop_assert!(end % CHUNK_TOKENS == 0 || end == lengths[slice.document]);
+                }
+            }
+            prop_assert!(seen.into_iter().all(|seen| seen));
+        }
+
+        /// The bound of the module's head, in whole numbers.
+        #[test]
+        fn no_rank_carries_much_more_than_the_mean(
+            lengths in mixtures(), ranks in 1usize..40, pairs_per_token in 0usize..30_000
+        ) {
+            let plan = ContextPlan::new(&lengths, ranks, pairs_per_token);
+            let loads: Vec<u128> = (0..ranks).map(|rank| plan.load(rank, pairs_per_token)).collect();
+            let (total, most) = (loads.iter().sum::<u128>(), loads.iter().max().copied().unwrap_or(0));
+            let longest = lengths.iter().max().copied().unwrap_or(0);
+            let chunk = load(longest.saturating_sub(CHUNK_TOKENS), longest.min(CHUNK_TOKENS), pairs_per_token);
+            let share = ranks as u128;
+            prop_assert!(most * share <= total + (share - 1) * chunk.max(total / share / SHORT_DIVISOR), "{loads:?}");
+        }
+
+        #[test]
+        fn the_order_of_documents_does_not_matter(lengths in mixtures(), ranks in 1usize..20, seed in 0u64..1000) {
+            let mut shuffled = lengths.clone();
+            let mut key = crate::types::Key::new(crate::types::Purpose::Benchmark, &[seed]);
+            for index in (1..shuffled.len()).rev() {
+                shuffled.swap(index, key.below(index + 1));
+            }
+            prop_assert_eq!(anonymous(&lengths, ranks), anonymous(&shuffled, ranks));
+        }
+
+        #[test]
+        fn one_rank_has_everything_in_place(lengths in mixtures(), pairs_per_token in 0usize..30_000) {
+            let plan = ContextPlan::new(&lengths, 1, pairs_per_token);
+            prop_assert_eq!(plan.rows(0), (0..plan.total_tokens()).collect::<Vec<_>>());
+            prop_assert_eq!(plan.exchanged_per_rank(), 0);
+        }
+    }
+}

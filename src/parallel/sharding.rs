@@ -1,0 +1,362 @@
+//! ZeRO-3 (Rajbhandari et al. 2020): how tensors are cut over all ranks, and what each collective of a step moves.
+//!
+//! ```text
+//! start     gather embedding, gather layer 0
+//! forward   layer i: gather layer i+1 meanwhile; keys and values of layer i in head groups
+//! head      forward and backward at once; gather the last layer again meanwhile
+//! backward  layer i: forward once more, backward; gather layer i-1, scatter the gradients of layer i+1 meanwhile;
+//!           keys and values again, their gradients back
+//! end       scatter the gradients of layer 0 and of the embedding
+//! ```
+//!
+//! Matrices travel in bf16, as products read them; norms and biases in f32, as their kernels do, so that a sharded forward has the bits of
+//! one that is not. Gradients travel in f32.
+
+use super::context::ContextPlan;
+use super::mesh::{Mesh, Placement};
+use crate::model::{Layout, ModelConfig};
+
+const BF16: u64 = 2;
+const F32: u64 = 4;
+
+/// Shards start at multiples of this many elements: 16 bytes of bf16, what a kernel loads at once.
+const SHARD_GRAIN: usize = 8;
+
+/// What a step sums over all ranks beside gradients, one f64 each.
+pub const SCALARS: [&str; 6] = ["trained tokens", "tokens", "loss", "entropy", "squared gradients", "faults"];
+
+/// A tensor of `elements` cut over `ranks`: equal shards, the last ones padded or empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorShards {
+    elements: usize,
+    ranks: usize,
+}
+
+impl TensorShards {
+    /// 0 ranks are read as 1.
+    pub fn new(elements: usize, ranks: usize) -> TensorShards {
+        TensorShards { elements, ranks: ranks.max(1) }
+    }
+
+    /// Elements of every rank's shard, padding included. One rank pads nothing.
+    pub fn shard_elements(self) -> usize {
+        match self.ranks {
+            1 => self.elements,
+            ranks => self.elements.div_ceil(ranks).next_multiple_of(SHARD_GRAIN),
+        }
+    }
+
+    /// Elements of the gathered tensor, padding included.
+    pub fn padded_elements(self) -> usize {
+        self.shard_elements() * self.ranks
+    }
+
+    /// The tensor's own elements that `rank` holds, without padding.
+    pub fn range(self, rank: usize) -> std::ops::Range<usize> {
+        let at = |rank: usize| (rank * self.shard_elements()).min(self.elements);
+        at(rank)..at(rank + 1)
+    }
+}
+
+/// Tensors that are gathered together, as padded elements over all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Unit {
+    matrices: u64,
+    vectors: u64,
+}
+
+impl Unit {
+    fn gathered_bytes(self) -> u64 {
+        BF16 * self.matrices + F32 * self.vectors
+    }
+    fn gradient_bytes(self) -> u64 {
+        F32 * (self.matrices + self.vectors)
+    }
+}
+
+/// A model's tensors cut over `ranks`, as bytes. Where embeddings are tied, the table is stored once, but gathered for the start
+/// and again for the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardedSizes {
+    ranks: u64,
+    /// Everything that is stored.
+    stored: Unit,
+    embedding: Unit,
+    layer: Unit,
+    head: Unit,
+}
+
+impl ShardedSizes {
+    pub fn new(config: &ModelConfig, ranks: usize) -> ShardedSizes {
+        let layout = Layout::new(config);
+        let unit = |indices: &mut dyn Iterator<Item = usize>| {
+            let mut unit = Unit::default();
+            for entry in indices.map(|index| &layout.entries[index]) {
+                let padded = TensorShards::new(entry.length(), ranks).padded_elements() as u64;
+                if entry.kind.decays() { unit.matrices += padded } else { unit.vectors += padded }
+            }
+            unit
+        };
+        // The first layer's tensors stand between the embedding and the second layer, or the final norm.
+        let layer_end = layout.layers.get(1).map_or(layout.final_norm, |second| second.input_norm);
+        ShardedSizes {
+            ranks: ranks.max(1) as u64,
+            stored: unit(&mut (0..layout.entries.len())),
+            embedding: unit(&mut std::iter::once(layout.embedding)),
+            layer: unit(&mut (layout.layers[0].input_norm..layer_end)),
+            head: unit(&mut [layout.final_norm, layout.head].into_iter()),
+        }
+    }
+
+    /// Of one rank: the bf16 copy of its part of the matrices.
+    pub fn weights_shard(&self) -> u64 {
+        BF16 * self.stored.matrices / self.ranks
+    }
+
+    /// Of one rank: what the optimizer changes, in f32. Gradients take as much, the two moments twice.
+    pub fn master_shard(&self) -> u64 {
+        F32 * (self.stored.matrices + self.stored.vectors) / self.ranks
+    }
+
+    /// The whole model as products and norms read it.
+    pub fn whole_weights(&self) -> u64 {
+        self.stored.gathered_bytes()
+    }
+
+    /// The largest of what is gathered at once: a layer, the embedding, or the head.
+    pub fn largest_gathered(&self) -> u64 {
+        [self.embedding, self.layer, self.head].map(Unit::gathered_bytes).into_iter().max().unwrap_or(0)
+    }
+
+    /// The largest of what is scattered at once.
+    pub fn largest_gradient(&self) -> u64 {
+        [self.embedding, self.layer, self.head].map(Unit::gradient_bytes).into_iter().max().unwrap_or(0)
+    }
+}
+
+/// What a collective is for, which decides its kind and its precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Collective {
+    GatherWeights,
+    ScatterGradients,
+    GatherKeysValues,
+    ScatterKeyValueGradients,
+}
+
+impl Collective {
+    pub fn name(self) -> &'static str {
+        match self {
+            Collective::GatherWeights => "weights_all_gather",
+            Collective::ScatterGradients => "gradients_reduce_scatter",
+            Collective::GatherKeysValues => "keys_values_all_gather",
+            Collective::ScatterKeyValueGradients => "key_value_gradients_reduce_scatter",
+        }
+    }
+
+    /// Whose ranks take part.
+    pub fn group(self) -> Group {
+        match self {
+            Collective::GatherWeights | Collective::ScatterGradients => Group::World,
+            Collective::GatherKeysValues | Collective::ScatterKeyValueGradients => Group::Context,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    World,
+    Context,
+}
+
+impl Group {
+    pub fn placement(self, mesh: &Mesh) -> Placement {
+        match self {
+            Group::World => mesh.world_placement(),
+            Group::Context => mesh.context_placement(),
+        }
+    }
+}
+
+/// One collective, or several in head groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    pub collective: Collective,
+    /// Of the whole buffer: what every rank has after an all-gather, or hands to a reduce-scatter.
+    pub whole_bytes: u64,
+}
+
+impl Transfer {
+    /// What a rank hands to the collective: its shard of an all-gather, all of a reduce-scatter.
+    pub fn payload_bytes(self, mesh: &Mesh) -> u64 {
+        match self.collective {
+            Collective::GatherWeights | Collective::GatherKeysValues => self.shard_bytes(mesh),
+            Collective::ScatterGradients | Collective::ScatterKeyValueGradients => self.whole_bytes,
+        }
+    }
+
+    /// One rank's part of the buffer.
+    pub fn shard_bytes(self, mesh: &Mesh) -> u64 {
+        self.whole_bytes / self.collective.group().placement(mesh).ranks() as u64
+    }
+}
+
+/// What computes while transfers are under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    Start,
+    Forward,
+    Head,
+    Backward,
+    End,
+}
+
+/// A part of a micro-batch and the transfers that must be done by its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    pub work: Work,
+    pub transfers: Vec<Transfer>,
+}
+
+/// Bytes of the keys and values of `tokens` tokens of one layer, in numbers of `bytes_per_number`.
+pub(super) fn key_value_bytes(config: &ModelConfig, tokens: usize, bytes_per_number: u64) -> u64 {
+    2 * config.heads().key_value_width() as u64 * tokens as u64 * bytes_per_number
+}
+
+/// Tokens whose keys and values every rank of a context group holds after a gather, padding included.
+pub(super) fn gathered_tokens(plan: &ContextPlan) -> usize {
+    plan.exchanged_per_rank() * plan.ranks()
+}
+
+/// The stages of one micro-batch in the order of the module's head. Groups of one rank exchange nothing.
+pub fn micro_batch_schedule(config: &ModelConfig, mesh: &Mesh, plan: &ContextPlan) -> Vec<Stage> {
+    let sizes = ShardedSizes::new(config, mesh.world());
+    let tokens = gathered_tokens(plan);
+    let gather = |unit: Unit| Transfer { collective: Collective::GatherWeights, whole_bytes: unit.gathered_bytes() };
+    let scatter = |unit: Unit| Transfer { collective: Collective::ScatterGradients, whole_bytes: unit.gradient_bytes() };
+    let key_values = Transfer { collective: Collective::GatherKeysValues, whole_bytes: key_value_bytes(config, tokens, BF16) };
+    let key_value_gradients =
+        Transfer { collective: Collective::ScatterKeyValueGradients, whole_bytes: key_value_bytes(config, tokens, F32) };
+    let stage = |work: Work, transfers: &[Transfer]| {
+        let moves = |transfer: &&Transfer| transfer.whole_bytes > 0 && transfer.collective.group().placement(mesh).ranks() > 1;
+        Stage { work, transfers: transfers.iter().filter(moves).copied().collect() }
+    };
+    let ShardedSizes { embedding, layer, head, .. } = sizes;
+
+    let mut stages = vec![stage(Work::Start, &[gather(embedding), gather(layer)])];
+    for index in 0..config.layers {
+        let next = if index + 1 < config.layers { layer } else { head };
+        stages.push(stage(Work::Forward, &[gather(next), key_values]));
+    }
+    stages.push(stage(Work::Head, &[gather(layer)]));
+    for index in (0..config.layers).rev() {
+        let behind = scatter(if index + 1 < config.layers { layer } else { head });
+        let mut transfers = vec![behind, key_values, key_value_gradients];
+        if index > 0 {
+            transfers.push(gather(layer));
+        }
+        stages.push(stage(Work::Backward, &transfers));
+    }
+    stages.push(stage(Work::End, &[scatter(layer), scatter(embedding)]));
+    stages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn named(name: &str) -> ModelConfig {
+        ModelConfig::named(name).expect("a known shape")
+    }
+
+    #[test]
+    fn shards_are_equal_and_padded() {
+        let shards = TensorShards::new(100, 8);
+        assert_eq!((shards.shard_elements(), shards.padded_elements()), (16, 128));
+        assert_eq!((shards.range(0), shards.range(6), shards.range(7)), (0..16, 96..100, 100..100));
+        assert_eq!(TensorShards::new(100, 1).padded_elements(), 100);
+        assert_eq!(TensorShards::new(0, 4).padded_elements(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn shards_partition_a_tensor(elements in 0usize..100_000, ranks in 1usize..200) {
+            let shards = TensorShards::new(elements, ranks);
+            let mut next = 0;
+            for rank in 0..ranks {
+                let range = shards.range(rank);
+                prop_assert!(range.start == next && range.len() <= shards.shard_elements());
+                next = range.end;
+            }
+            prop_assert_eq!(next, elements);
+        }
+    }
+
+    /// `tiny` on one rank: embedding 440 x 128; a layer 196,608 in matrices (see `flops`), norms 2 x 128 and 2 x 32.
+    #[test]
+    fn tiny_by_hand() {
+        let sizes = ShardedSizes::new(&named("tiny"), 1);
+        assert_eq!(sizes.embedding, Unit { matrices: 56_320, vectors: 0 });
+        assert_eq!(sizes.layer, Unit { matrices: 196_608, vectors: 320 });
+        assert_eq!(sizes.head, Unit { matrices: 56_320, vectors: 128 });
+        assert_eq!(sizes.master_shard(), 4 * 450_304);
+        assert_eq!(sizes.weights_shard(), 2 * (450_304 - 2 * 320 - 128));
+    }
+
+    /// On 7 ranks 196,608 elements in four matrices are padded: 32,768 -> 7 x 4,688, 16,384 -> 7 x 2,344,
+    /// 98,304 -> 7 x 14,048, 49,152 -> 7 x 7,024; 128 -> 7 x 24, 32 -> 7 x 8.
+    #[test]
+    fn padding_by_hand() {
+        let sizes = ShardedSizes::new(&named("tiny"), 7);
+        assert_eq!(sizes.layer, Unit { matrices: 7 * (4_688 + 2_344 + 14_048 + 7_024), vectors: 7 * (2 * 24 + 2 * 8) });
+    }
+
+    fn total(stages: &[Stage], collective: Collective) -> u64 {
+        stages.iter().flat_map(|stage| &stage.transfers).filter(|t| t.collective == collective).map(|t| t.whole_bytes).sum()
+    }
+
+    /// `tiny` on two ranks that share one sequence of 512: every shard is a multiple of 8, so nothing is padded.
+    #[test]
+    fn a_micro_batch_of_tiny_by_hand() {
+        let (config, mesh) = (named("tiny"), Mesh::new(1, 2, 2).expect("a mesh"));
+        let plan = ContextPlan::new(&[512], 2, 0);
+        let stages = micro_batch_schedule(&config, &mesh, &plan);
+        assert_eq!(stages.len(), 1 + 2 + 1 + 2 + 1);
+        let (embedding, layer, head) = (2 * 56_320, 2 * 196_608 + 4 * 320, 2 * 56_320 + 4 * 128);
+        assert_eq!(total(&stages, Collective::GatherWeights), embedding + 4 * layer + head);
+        assert_eq!(total(&stages, Collective::ScatterGradients), 4 * (56_320 + 2 * 196_928 + 56_448));
+        // 512 tokens of 2 x 2 heads of 32, in two layers: bf16 twice, f32 once.
+        assert_eq!(total(&stages, Collective::GatherKeysValues), 2 * 2 * 512 * 128 * 2);
+        assert_eq!(total(&stages, Collective::ScatterKeyValueGradients), 2 * 512 * 128 * 4);
+        let gather = stages[1].transfers[0];
+        assert_eq!((gather.payload_bytes(&mesh), gather.shard_bytes(&mesh)), (layer / 2, layer / 2));
+        let scatter = stages[4].transfers[0];
+        assert_eq!(scatter.payload_bytes(&mesh), 4 * 56_448, "the head's gradients, behind the last layer");
+    }
+
+    #[test]
+    fn one_rank_moves_nothing() {
+        let (config, mesh) = (named("tiny"), Mesh::new(1, 1, 1).expect("a mesh"));
+        let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[512], 1, 0));
+        assert!(stages.iter().all(|stage| stage.transfers.is_empty()));
+    }
+
+    /// Keys and values of one layer of Qwen3-8B at 131,072 tokens: 2 x 1,024 numbers a token, 512 MiB in bf16.
+    #[test]
+    fn keys_and_values_of_a_long_sequence() {
+        let (config, mesh) = (named("qwen3-8b"), Mesh::new(16, 8, 8).expect("a mesh"));
+        let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[131_072], 8, 0));
+        assert_eq!(total(&stages[1..2], Collective::GatherKeysValues), 512 << 20);
+        assert_eq!(total(&stages, Collective::GatherKeysValues), 2 * 36 * (512 << 20));
+        assert_eq!(total(&stages, Collective::ScatterKeyValueGradients), 36 * (1 << 30));
+    }
+
+    /// Short documents on 4 ranks: nothing to exchange but weights and gradients.
+    #[test]
+    fn whole_documents_exchange_nothing() {
+        let (config, mesh) = (named("tiny"), Mesh::new(1, 4, 4).expect("a mesh"));
+        let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[100; 40], 4, 0));
+        assert_eq!(total(&stages, Collective::GatherKeysValues), 0);
+        assert!(total(&stages, Collective::GatherWeights) > 0);
+    }
+}
