@@ -68,6 +68,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void wait(uint64_t sequence); // demands it and returns when it is done
     void wait_all() { wait(last()); }
     bool is_complete(uint64_t sequence);
+    bool is_finished(); // destroyed, and done with all that was queued before
     uint64_t last();
     void close(); // finishes what is there, then ends the thread
 

@@ -59,6 +59,11 @@ bool Stream::is_complete(uint64_t sequence) {
     return completed_ >= sequence;
 }
 
+bool Stream::is_finished() {
+    const std::lock_guard lock(mutex_);
+    return closed_ && completed_ == last_;
+}
+
 uint64_t Stream::last() {
     const std::lock_guard lock(mutex_);
     return last_;
@@ -74,6 +79,12 @@ void Stream::close() {
 void enqueue_wait(const std::shared_ptr<Stream>& stream, const std::shared_ptr<Mark>& mark) {
     if (mark->stream == stream || mark->stream->is_complete(mark->sequence)) return;
     stream->enqueue([mark] { mark->stream->wait(mark->sequence); }, true);
+}
+
+// A destroyed stream still does what is queued in it, and until then everybody who waits for the device waits for it too.
+static void forget_finished_streams(Device& device) {
+    const std::lock_guard lock(device.mutex);
+    std::erase_if(device.streams, [](const std::shared_ptr<Stream>& stream) { return stream->is_finished(); });
 }
 
 uint64_t enqueue(const std::shared_ptr<Stream>& stream, std::function<void()> work, bool always) {
@@ -125,6 +136,7 @@ int32_t cuStreamCreateWithPriority(void** handle, uint32_t flags, int32_t) {
     if (flags > NON_BLOCKING) return INVALID_VALUE;
     const auto stream = std::make_shared<Stream>(*device, flags != NON_BLOCKING);
     stream->start();
+    forget_finished_streams(*device);
     {
         const std::lock_guard lock(device->mutex);
         device->streams.push_back(stream);
@@ -139,11 +151,8 @@ int32_t cuStreamCreate(void** handle, uint32_t flags) { return cuStreamCreateWit
 int32_t cuStreamDestroy_v2(void* handle) {
     const std::shared_ptr<Stream> stream = streams().take(handle);
     if (!stream) return INVALID_HANDLE;
-    {
-        const std::lock_guard lock(stream->device.mutex);
-        std::erase(stream->device.streams, stream);
-    }
     stream->close();
+    forget_finished_streams(stream->device);
     return SUCCESS;
 }
 

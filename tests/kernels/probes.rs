@@ -54,7 +54,7 @@ fn bf16_value(bits: u32) -> f32 {
 fn numbers_are_rounded_as_documented() {
     let special = [0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, 1e-30, -87.0, 88.0, 1.0 + f32::EPSILON];
     // Halfway between two bf16, above an even and above an odd one: 1 + 2^-8 and 1 + 3 * 2^-8.
-    let ties = [1.003_906_25, 1.011_718_75, -1.003_906_25];
+    let ties = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, -1.0 - 1.0 / 256.0];
     let mut x: Vec<f32> = special.iter().chain(&ties).copied().collect();
     x.extend(Inputs::new("probed numbers").wide(83, 3.0).iter().map(|value| (value * 1.000_123) as f32));
     let y: Vec<f32> = x.iter().rev().copied().collect();
@@ -272,7 +272,7 @@ fn tiles_place_chunks_free_of_conflicts() {
 
 #[test]
 fn bf16_on_the_host_is_the_same_rounding() {
-    for value in [1.003_906_25f32, 1.011_718_75, 3.3e38, 1e-40, -0.1] {
+    for value in [1.0f32 + 1.0 / 256.0, 1.0 + 3.0 / 256.0, 3.3e38, 1e-40, -0.1] {
         assert_eq!(f64::from(bf16_value(bf16_bits(value))), Precision::Bf16.stored(f64::from(value)));
     }
 }

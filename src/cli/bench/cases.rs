@@ -60,8 +60,11 @@ pub struct Watched {
 /// An operation ready to run, with the kernels to watch.
 pub struct Case {
     pub watched: Vec<Watched>,
-    pub prepare: fn(&CudaDevice, &Sizes) -> Box<dyn FnMut(&CudaDevice)>,
+    pub prepare: fn(&CudaDevice, &Sizes) -> Operation,
 }
+
+/// Runs once on the device for which it was prepared.
+pub type Operation = Box<dyn FnMut(&CudaDevice)>;
 
 fn watch(kernel: impl Into<String>, shape: impl Into<String>, minimum: Minimum) -> Watched {
     Watched { kernel: kernel.into(), shape: shape.into(), minimum }
@@ -169,7 +172,10 @@ fn empty(device: &CudaDevice, count: usize) -> Buffer {
 /// A permutation in which no row has its neighbours: rows are moved one by one, as real ones are.
 fn scattered(rows: usize) -> Vec<usize> {
     let stride = (rows / 3) | 1;
-    let stride = (stride..).step_by(2).find(|stride| (2..=*stride).all(|d| rows % d != 0 || stride % d != 0)).unwrap_or(1);
+    let stride = (stride..)
+        .step_by(2)
+        .find(|stride| (2..=*stride).all(|d| !rows.is_multiple_of(d) || !stride.is_multiple_of(d)))
+        .unwrap_or(1);
     (0..rows).map(|row| row * stride % rows).collect()
 }
 fn ids(rows: usize, unique: usize) -> Vec<u32> {

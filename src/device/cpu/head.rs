@@ -56,11 +56,11 @@ vectorised! {
     }
 
     /// Turns scaled logits into the gradient of `a log_prob(target) + b entropy` with respect to the logits:
-    /// `(a ([j = target] - p_j) - b p_j (log p_j + entropy)) / temperature`; the caller adds the target's term.
-    fn logit_gradient(logits: &mut [f32], log_normaliser: f32, a: f32, b: f32, entropy: f32, inverse_temperature: f32) {
+    /// `(a ([j = target] - p_j) - b p_j (log p_j + entropy)) / temperature`, for every `j` but the target.
+    fn logit_gradient(logits: &mut [f32], maximum: f32, log_sum: f32, a: f32, b: f32, entropy: f32, inverse_temperature: f32) {
         let (a, b) = (a * inverse_temperature, b * inverse_temperature);
         for x in logits.iter_mut() {
-            let log_p = *x - log_normaliser;
+            let log_p = (*x - maximum) - log_sum;
             let p = exp(log_p);
             *x = -p * b.mul_add(log_p + entropy, a);
         }
@@ -156,9 +156,12 @@ pub fn backward(
     let scale = inverse_temperature(temperature);
     let row = |index: usize, logits: &mut [f32]| {
         let (a, b) = (cotangents.log_probs[index], cotangents.entropies.as_ref().map_or(0.0, |entropies| entropies[index]));
-        let statistics = statistics(logits, scale);
-        logit_gradient(logits, statistics.maximum + statistics.log_sum, a, b, statistics.entropy, scale);
-        logits[targets[index] as usize] += a * scale;
+        let statistics @ RowStatistics { maximum, log_sum, entropy } = statistics(logits, scale);
+        let target = targets[index] as usize;
+        let log_p = statistics.log_prob(logits[target]);
+        logit_gradient(logits, maximum, log_sum, a, b, entropy, scale);
+        // 1 - p keeps its digits where p is nearly 1, as it is for confident tokens.
+        logits[target] = scale * (a * -log_p.exp_m1() - b * log_p.exp() * (log_p + entropy));
     };
     for_each_row_of_logits(set, scratch, hidden, packed, targets.len(), row, |first, count, dlogits| {
         let shape = (count, vocabulary, inputs);

@@ -4,7 +4,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{CudaDevice, DeviceError, DeviceFailure, EmulatorSettings, Purpose};
-use crate::device::{AdamWStep, Cotangents, CpuDevice, Device, Heads, LinearWeights, ModelSizes, Role, Rotation, RotationGradients, Span};
+use crate::device::{
+    AdamWStep, Cotangents, CpuDevice, Device, GemmLibrary, Heads, LinearWeights, ModelSizes, Role, Rotation, RotationGradients,
+    Span,
+};
 
 /// What an operation gave, in f32.
 type Results = Vec<Vec<f32>>;
