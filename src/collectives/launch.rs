@@ -134,9 +134,8 @@ pub fn describe(flags: &Flags, variables: &BTreeMap<String, String>) -> Result<L
         None => missing(false, &nodes, "where rank 0 listens", told.coordinator_remedy).map(|_| None)?,
         coordinator => coordinator,
     };
-    if nodes.value > 1
-        && let Some(processes) = told.processes_per_node.filter(|&processes| processes > 1)
-    {
+    // Each of them would take itself for the node; `--nodes 1` says that this one shall.
+    if let Some(processes) = told.processes_per_node.filter(|&processes| processes > 1 && flags.nodes != Some(1)) {
         let remedy = told.one_per_node;
         return Err(LaunchError::ManyPerNode { launcher: launcher.name(), processes, remedy });
     }

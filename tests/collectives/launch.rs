@@ -57,6 +57,8 @@ fn slurm() {
     assert_eq!(line, "SLURM_GPUS_PER_NODE=\"h100:\": a number of GPUs is expected");
     let line = refused(Flags::default(), &SLURM.replace("STEP_NUM_TASKS=16", "STEP_NUM_TASKS=128"));
     assert!(line.starts_with("Slurm starts 8 processes on a node: start one per node (srun --ntasks-per-node=1)"), "{line}");
+    let one_node = "SLURM_JOB_ID=1\nSLURM_STEP_NUM_NODES=1\nSLURM_STEP_NUM_TASKS=8\nSLURM_NODEID=0";
+    assert!(refused(Flags::default(), one_node).starts_with("Slurm starts 8 processes on a node"));
     let line = refused(Flags::default(), &SLURM.replace("SLURM_NODEID=3", "SLURM_NODEID=16"));
     assert_eq!(line, "node rank 16 (SLURM_NODEID) of 16 nodes (SLURM_STEP_NUM_NODES): ranks count from 0");
     let line = refused(Flags::default(), &SLURM.replace("STEP_NODELIST=gpu[005-020]", "STEP_NODELIST=gpu[005"));
@@ -129,8 +131,11 @@ fn open_mpi() {
         token: None,
     };
     assert_eq!(told(&format!("{OPEN_MPI}\nMASTER_ADDR=head\nSLURM_JOB_ID=99\nSLURM_NNODES=4")), expected);
-    let line = refused(Flags::default(), &format!("{OPEN_MPI}0\nMASTER_ADDR=head"));
-    assert!(line.contains("mpirun --map-by ppr:1:node"), "{line}");
+    let line = refused(
+        Flags::default(),
+        "OMPI_COMM_WORLD_RANK=0\nOMPI_COMM_WORLD_SIZE=8\nOMPI_COMM_WORLD_LOCAL_SIZE=8\nMASTER_ADDR=head",
+    );
+    assert!(line.starts_with("OpenMPI starts 8 processes on a node: start one per node"), "{line}");
     // `mpirun -n 1`, or a build under MPI of a job of one node.
     let alone = told("OMPI_COMM_WORLD_RANK=0\nOMPI_COMM_WORLD_SIZE=1\nOMPI_COMM_WORLD_LOCAL_SIZE=1");
     assert_eq!((alone.nodes.value, alone.coordinator), (1, None));

@@ -144,16 +144,46 @@ fn impostors_get_one_line_each_and_the_job_begins_without_them() {
     assert_eq!(said.iter().filter(|line| line.contains("it counts 4 ranks")).count(), 1, "{said:?}");
 }
 
-/// A caller on a port range of its own, as from another host: the same rank may come twice only there.
 #[test]
-fn a_rank_twice_and_a_late_one_are_refused() {
-    let port = free_ports(2);
+fn a_rank_that_comes_late_is_refused() {
+    let port = free_ports(3);
     let (first, second) = (rendezvous(port, 0, 2, CALM).0, rendezvous(port, 1, 2, CALM).0);
     let places = on_ranks(vec![first, second.clone()], |settings| join(&settings).expect("a world"));
-    // The port of rank 1 is taken on this host, so the refusal comes from there.
+    let line = join(&rendezvous(port, 2, 3, CALM).0).err().expect("refused").to_string();
+    let expected = "run \"test\" has all its 2 ranks already";
+    assert_eq!(line, format!("the coordinator at 127.0.0.1:{port} refuses rank 2: {expected}"));
+    // On the host of rank 1 already its port is taken.
     let line = join(&second).err().expect("refused").to_string();
     assert!(line.starts_with(&format!("port {} of this host cannot be opened for rank 1", port + 1)), "{line}");
     on_ranks(places, |place| works(&place));
+}
+
+/// Two of a machine's loopback addresses take the part of two hosts.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_rank_that_two_hosts_claim_stays_with_the_first() {
+    let port = free_ports(3);
+    let at = |host: &str, rank: usize| {
+        let mut settings = rendezvous(port, rank, 3, CALM).0;
+        settings.coordinator = format!("{host}:{port}");
+        settings
+    };
+    std::thread::scope(|scope| {
+        let coordinator = scope.spawn(|| join(&at("0.0.0.0", 0)));
+        let second = scope.spawn(|| join(&at("127.0.0.1", 1)));
+        // Open before it has joined, but by then the other has long been on its way.
+        wait_until("the port of rank 1", || TcpStream::connect(("127.0.0.1", port + 1)).is_ok());
+        std::thread::sleep(Duration::from_secs(2));
+        let line = join(&at("127.0.0.2", 1)).err().expect("refused").to_string();
+        let expected = "rank 1 is on host host-1 already: two nodes have the same --node-rank";
+        assert_eq!(line, format!("the coordinator at 127.0.0.2:{port} refuses rank 1: {expected}"));
+        let third = scope.spawn(|| join(&at("127.0.0.1", 2)));
+        let places = [coordinator, second, third].map(|thread| thread.join().expect("a rank").expect("a world"));
+        on_ranks(places.into(), |place| {
+            works(&place);
+            place.barrier().expect("all");
+        });
+    });
 }
 
 #[test]
