@@ -7,7 +7,8 @@ pub mod device;
 pub mod text;
 pub mod types;
 
-// Floor 1: the model, where programs run, what there is to solve.
+// Floor 1: the model, how ranks speak to each other, where programs run, what there is to solve.
+pub mod collectives;
 pub mod model;
 pub mod sandbox;
 pub mod task;

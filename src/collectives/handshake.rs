@@ -1,0 +1,243 @@
+//! How a connection begins, and how control messages are framed.
+//!
+//! ```text
+//! both      magic, protocol version, 32 random bytes
+//! caller    request, proof of the token over both random numbers and the request
+//! listener  reply, proof of the token over both random numbers and the reply
+//! ```
+//!
+//! Nothing is read of a request before its proof holds. What follows on the same connection is not proved again: the token keeps
+//! strangers out of a job, it does not hide the job's traffic from who can read or change the network.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::token::{Proof, Token};
+
+/// Version of everything that ranks say to each other. Ranks of different versions do not meet.
+pub const PROTOCOL: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"LEARNER\0";
+const NONCE: usize = 32;
+const HELLO: usize = MAGIC.len() + 4 + NONCE;
+
+/// The most bytes of a request or a reply.
+const LONGEST_REQUEST: usize = 4096;
+/// The most bytes of a control message: a table of ten thousand ranks fits.
+const LONGEST_FRAME: usize = 4 << 20;
+
+/// What a rank asks of a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Request {
+    pub(super) run_id: String,
+    pub(super) rank: usize,
+    pub(super) purpose: Purpose,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Purpose {
+    /// To the coordinator: be part of the world.
+    Join { world_size: usize, host: String },
+    /// To a rank: carry the messages of one group.
+    Link { group: String },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Reply {
+    Accepted,
+    Refused(String),
+}
+
+/// Why a connection came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandshakeError {
+    /// Closed or silent.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("it does not speak this program's protocol")]
+    Foreign,
+    #[error("it speaks version {0} of the protocol, this rank version {PROTOCOL}: start the same build everywhere")]
+    Version(u32),
+    #[error("it has another token than this rank")]
+    Token,
+}
+
+/// The caller's side of a connection, up to the listener's reply.
+pub(super) fn call(stream: &TcpStream, token: &Token, request: &Request, deadline: Instant) -> Result<Reply, HandshakeError> {
+    let own = nonce()?;
+    write_all(stream, &hello(&own), deadline)?;
+    let theirs = read_hello(stream, deadline)?;
+    write_proved(stream, token, b"request", [&own, &theirs], request, deadline)?;
+    // A listener with another token refuses, but cannot prove its reply.
+    read_proved(stream, token, b"reply", [&own, &theirs], deadline)
+}
+
+/// A caller that has proved the token and waits for a reply.
+pub(super) struct Caller {
+    pub(super) stream: TcpStream,
+    pub(super) request: Request,
+    nonces: [[u8; NONCE]; 2],
+}
+
+/// The listener's side of a connection, up to the request.
+pub(super) fn answer(stream: TcpStream, token: &Token, deadline: Instant) -> Result<Caller, HandshakeError> {
+    let own = nonce()?;
+    // Also a caller of another version shall learn ours.
+    let theirs = match read_hello(&stream, deadline) {
+        Err(HandshakeError::Version(version)) => {
+            write_all(&stream, &hello(&own), deadline)?;
+            return Err(HandshakeError::Version(version));
+        }
+        theirs => theirs?,
+    };
+    write_all(&stream, &hello(&own), deadline)?;
+    match read_proved(&stream, token, b"request", [&theirs, &own], deadline) {
+        Ok(request) => Ok(Caller { stream, request, nonces: [theirs, own] }),
+        Err(error) => {
+            if matches!(error, HandshakeError::Token) {
+                let refused = Reply::Refused("wrong token".into());
+                write_proved(&stream, token, b"reply", [&theirs, &own], &refused, deadline)?;
+            }
+            Err(error)
+        }
+    }
+}
+
+impl Caller {
+    pub(super) fn reply(&self, token: &Token, reply: &Reply) -> Result<(), HandshakeError> {
+        let [theirs, own] = &self.nonces;
+        let deadline = Instant::now() + Duration::from_secs(5);
+        write_proved(&self.stream, token, b"reply", [theirs, own], reply, deadline)
+    }
+}
+
+fn hello(nonce: &[u8; NONCE]) -> Vec<u8> {
+    [&MAGIC[..], &PROTOCOL.to_le_bytes(), nonce].concat()
+}
+
+fn read_hello(stream: &TcpStream, deadline: Instant) -> Result<[u8; NONCE], HandshakeError> {
+    let mut bytes = [0; HELLO];
+    // The magic first: a stranger may send less than a hello and wait.
+    read_exact(stream, &mut bytes[..MAGIC.len()], deadline)?;
+    if bytes[..MAGIC.len()] != MAGIC {
+        return Err(HandshakeError::Foreign);
+    }
+    read_exact(stream, &mut bytes[MAGIC.len()..], deadline)?;
+    let (version, nonce) = bytes[MAGIC.len()..].split_at(4);
+    let version = version.iter().rev().fold(0, |version, &byte| version << 8 | u32::from(byte));
+    if version != PROTOCOL {
+        return Err(HandshakeError::Version(version));
+    }
+    let mut own = [0; NONCE];
+    own.copy_from_slice(nonce);
+    Ok(own)
+}
+
+fn write_proved<T: Serialize>(
+    stream: &TcpStream,
+    token: &Token,
+    what: &[u8],
+    [caller, listener]: [&[u8; NONCE]; 2],
+    message: &T,
+    deadline: Instant,
+) -> Result<(), HandshakeError> {
+    let body = serde_json::to_vec(message).map_err(io::Error::from)?;
+    let proof = token.prove(&[what, caller, listener, &body]);
+    write_all(stream, &[&(body.len() as u32).to_le_bytes()[..], &body, &proof].concat(), deadline)?;
+    Ok(())
+}
+
+fn read_proved<T: DeserializeOwned>(
+    stream: &TcpStream,
+    token: &Token,
+    what: &[u8],
+    [caller, listener]: [&[u8; NONCE]; 2],
+    deadline: Instant,
+) -> Result<T, HandshakeError> {
+    let body = read_body(stream, LONGEST_REQUEST, Some(deadline))?;
+    let mut proof: Proof = [0; 32];
+    read_exact(stream, &mut proof, deadline)?;
+    if !token.accepts(&proof, &[what, caller, listener, &body]) {
+        return Err(HandshakeError::Token);
+    }
+    serde_json::from_slice(&body).map_err(|_| HandshakeError::Foreign)
+}
+
+/// 32 bytes that nobody can foresee.
+fn nonce() -> io::Result<[u8; NONCE]> {
+    let mut nonce = [0; NONCE];
+    File::open("/dev/urandom")?.read_exact(&mut nonce)?;
+    Ok(nonce)
+}
+
+/// Sends one control message. The stream's own write timeout holds.
+pub(super) fn write_frame<T: Serialize>(mut stream: &TcpStream, message: &T) -> io::Result<()> {
+    let body = serde_json::to_vec(message)?;
+    stream.write_all(&[&(body.len() as u32).to_le_bytes()[..], &body].concat())
+}
+
+/// Receives one control message; without a deadline it waits for ever.
+pub(super) fn read_frame<T: DeserializeOwned>(stream: &TcpStream, deadline: Option<Instant>) -> io::Result<T> {
+    Ok(serde_json::from_slice(&read_body(stream, LONGEST_FRAME, deadline)?)?)
+}
+
+fn read_body(mut stream: &TcpStream, longest: usize, deadline: Option<Instant>) -> io::Result<Vec<u8>> {
+    let mut read = |bytes: &mut [u8]| match deadline {
+        Some(deadline) => read_exact(stream, bytes, deadline),
+        None => stream.read_exact(bytes),
+    };
+    let mut length = [0; 4];
+    read(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > longest {
+        return Err(io::Error::new(ErrorKind::InvalidData, format!("a message of {length} bytes, {longest} at most")));
+    }
+    let mut body = vec![0; length];
+    read(&mut body)?;
+    Ok(body)
+}
+
+/// The time until `deadline`, as a timeout of a socket, which must not be 0.
+fn remaining(deadline: Instant) -> io::Result<Duration> {
+    let remaining = deadline.saturating_duration_since(Instant::now());
+    if remaining.is_zero() {
+        return Err(io::Error::new(ErrorKind::TimedOut, "it said nothing in time"));
+    }
+    Ok(remaining.max(Duration::from_millis(1)))
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+fn read_exact(mut stream: &TcpStream, bytes: &mut [u8], deadline: Instant) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        stream.set_read_timeout(Some(remaining(deadline)?))?;
+        match stream.read(&mut bytes[done..]) {
+            Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "it closed the connection")),
+            Ok(count) => done += count,
+            Err(error) if is_timeout(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn write_all(mut stream: &TcpStream, bytes: &[u8], deadline: Instant) -> io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        stream.set_write_timeout(Some(remaining(deadline)?))?;
+        match stream.write(&bytes[done..]) {
+            Ok(count) => done += count,
+            Err(error) if is_timeout(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
