@@ -12,24 +12,6 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs};
 
-/// Files of kernels in `cuda/`.
-const KERNELS: &[&str] = &[
-    "adamw",
-    "attention_backward",
-    "attention_decode",
-    "attention_forward",
-    "casts",
-    "embedding",
-    "gemm",
-    "head",
-    "key_values",
-    "probes",
-    "rms_norm",
-    "rotate",
-    "sum_of_squares",
-    "swiglu",
-];
-
 /// A test's own kernels with planted faults, compiled for the emulated GPU only.
 const PLANTED_FAULTS: &str = "tests/kernels/planted.cu";
 
@@ -58,14 +40,10 @@ fn main() {
     for variable in ["CXX", "CUDA_HOME", "PATH"] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
-    // Sources name their headers; a new file comes with a line of this one, but in cuda/emulator all files count.
-    println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=cuda/emulator");
-    println!("cargo:rerun-if-changed={PLANTED_FAULTS}");
-    let kernels: Vec<PathBuf> = KERNELS.iter().map(|name| Path::new("cuda").join(name).with_extension("cu")).collect();
-    for file in kernels.iter().flat_map(|kernel| with_includes(kernel)).collect::<BTreeSet<_>>() {
-        println!("cargo:rerun-if-changed={}", file.display());
+    for input in ["build.rs", "cuda", PLANTED_FAULTS] {
+        println!("cargo:rerun-if-changed={input}");
     }
+    let kernels = sources("cuda", "cu");
 
     let emulator = find_gcc();
     let nvcc = find_nvcc();
@@ -177,12 +155,16 @@ fn shared_library(gcc: &Path, objects: &[PathBuf], flags: &[OsString], output: P
     Job { program: gcc.to_path_buf(), arguments, inputs: objects.iter().cloned().collect(), output }
 }
 
-fn emulator_sources() -> Vec<PathBuf> {
-    let mut sources: Vec<PathBuf> =
-        fs::read_dir("cuda/emulator").into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    sources.retain(|path| path.extension().is_some_and(|extension| extension == "cpp"));
+/// The files of a folder with an extension, by name.
+fn sources(folder: &str, extension: &str) -> Vec<PathBuf> {
+    let mut sources: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    sources.retain(|path| path.extension().is_some_and(|found| found == extension));
     sources.sort();
     sources
+}
+
+fn emulator_sources() -> Vec<PathBuf> {
+    sources("cuda/emulator", "cpp")
 }
 
 /// The emulated libraries, then the kernels, which call the first of them.

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::setup::bytes;
 use super::{CliError, OutputArguments, print_json};
-use crate::device::{CpuDevice, Device};
+use crate::device::{CpuDevice, CudaDevice, Device};
 use crate::report::Reporter;
 use crate::sandbox::{self, Sandbox, Tier};
 use crate::types::Progress;
@@ -15,10 +15,19 @@ struct Findings {
     processor: String,
     threads: usize,
     memory_bytes: Option<u64>,
-    devices: Vec<&'static str>,
+    devices: Vec<DeviceFinding>,
     sandbox: Vec<TierFinding>,
     /// The quick start can run here.
     ready: bool,
+}
+
+#[derive(Serialize)]
+struct DeviceFinding {
+    /// As `--device` takes it.
+    name: &'static str,
+    works: bool,
+    /// What it is, or what is missing.
+    details: String,
 }
 
 #[derive(Serialize)]
@@ -37,7 +46,7 @@ pub fn run(output: &OutputArguments) -> Result<(), CliError> {
         processor: CpuDevice::new().describe(),
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         memory_bytes: memory_bytes(),
-        devices: vec!["cpu"],
+        devices: devices(),
         sandbox,
         ready,
     };
@@ -47,6 +56,25 @@ pub fn run(output: &OutputArguments) -> Result<(), CliError> {
         show(&findings, output);
     }
     if ready { Ok(()) } else { Err(CliError::Failed("no sandbox tier can run Python tests here".into())) }
+}
+
+/// Every kind of device. Real and emulated GPUs cannot be opened in one process, so the emulated one is looked for, not opened.
+fn devices() -> Vec<DeviceFinding> {
+    let finding = |name, result: Result<String, String>| {
+        let (works, details) = match result {
+            Ok(details) => (true, details),
+            Err(missing) => (false, missing),
+        };
+        DeviceFinding { name, works, details }
+    };
+    let (no_kernels, no_emulator) = CudaDevice::missing_from_the_binary();
+    let cuda = CudaDevice::open(0).map(|device| device.describe()).map_err(|error| match no_kernels {
+        Some(missing) if error.to_string() != missing => format!("{error}; {missing}"),
+        _ => error.to_string(),
+    });
+    let emulated =
+        no_emulator.map_or(Ok("an NVIDIA GPU emulated on this processor".to_owned()), |missing| Err(missing.to_owned()));
+    vec![finding("cpu", Ok(CpuDevice::new().describe())), finding("cuda", cuda), finding("emulated", emulated)]
 }
 
 fn probe(tier: Tier) -> TierFinding {
@@ -72,8 +100,12 @@ fn show(findings: &Findings, output: &OutputArguments) {
         row("processor", findings.processor.clone()),
         row("threads", findings.threads.to_string()),
         row("memory", findings.memory_bytes.map_or("unknown".into(), bytes)),
-        row("devices", findings.devices.join(", ")),
     ];
+    for device in &findings.devices {
+        let state = if device.works { "works" } else { "cannot be had" };
+        rows.push(row(&format!("device {}", device.name), state.into()));
+        rows.push(row("", device.details.clone()));
+    }
     for finding in &findings.sandbox {
         let state = if finding.works { "works" } else { "cannot be had" };
         rows.push(row(&format!("sandbox tier {}", finding.tier), state.into()));

@@ -9,7 +9,7 @@ use super::device::{self, Work};
 use super::setup::{self, Tasks, Text, bytes};
 use super::{CliError, OutputArguments, print_json, signals::StopSignal};
 use crate::config::{ConfigError, Layers, RunFile};
-use crate::device::Device;
+use crate::device::{Device, GemmLibrary};
 use crate::evaluate::{Evaluation, HeldOut};
 use crate::grader::Grader;
 use crate::model::{Model, ModelConfig};
@@ -173,6 +173,11 @@ fn train<D: Device>(device: D, Training { run_file, directory, output, started }
         reporter.note(&format!("going on from {}", checkpoint.display()));
     }
     device_memory(&reporter, trainer.model.device());
+    if run_file.run.gemm == GemmLibrary::CublasLt {
+        reporter.warn(
+            "run.gemm = \"cublaslt\": its kernels depend on shapes, so sampled and recomputed log-probabilities may differ",
+        );
+    }
     let mut learner = Learner { trainer, state };
     let log = MetricsLog::open(&directory.path.join("metrics.jsonl"), learner.state.metrics_lines).map_err(CliError::failed)?;
     // TensorBoard's events are made anew from the metrics that are left.

@@ -1,6 +1,6 @@
 //! The chunked head: log-probability, entropy, gradients and sampling.
 
-use learner::device::{Cotangents, Role};
+use learner::device::{Cotangents, Device, Role};
 
 use crate::accept::{Claim, assert_same_bits, largest};
 use crate::inputs::Inputs;
@@ -111,6 +111,7 @@ fn vocabularies_with_tails<D: Testable>(subject: &Subject<D>) {
     Case::new("tail", 1, 1187, 40, 0.7, 3.0).check(subject, false);
     Case::new("tail", 66, 53, 72, 1.3, 3.0).check(subject, true);
     Case::new("tail", 3, 4099, 24, 1.0, 3.0).check(subject, true);
+    Case::new("Qwen's vocabulary", 2, 151_936, 8, 1.0, 3.0).check(subject, true);
 }
 
 /// Logits of deviation 40: uniform ones would hide a wrong tail.
@@ -216,4 +217,33 @@ fn no_rows<D: Testable>(subject: &Subject<D>) {
     let [log_probs, entropies, dhidden, dweights] = case.run(subject, &case.cotangents(true));
     assert!(log_probs.is_empty() && entropies.is_empty() && dhidden.is_empty());
     assert_same_bits("dweights", &dweights, &case.weights);
+}
+
+/// Logits exist in chunks of rows: scores and the gradient by the hidden states have the same bits however they are cut.
+#[test]
+fn chunks_of_rows_join() {
+    crate::subject::on_gpu(|subject| {
+        let case = Case::new("chunks", 21, 430, 64, 0.9, 3.0);
+        let cotangents = case.cotangents(true);
+        let whole = case.run(subject, &cotangents);
+        let cut = subject.run(|device| {
+            let device = device.clone().with_head_rows(8);
+            let (hidden, weights) = (activations(&device, &case.hidden), Matrix::new(&device, &case.weights, case.inputs));
+            let scores = device.head(&hidden, weights.linear(), &case.targets, case.temperature);
+            let mut dhidden = device.zeros(Role::Activations, case.hidden.len());
+            let mut dweights = device.upload(Role::Gradients, &case.weights);
+            let (targets, temperature) = (&case.targets, case.temperature);
+            device.head_backward(&hidden, weights.linear(), targets, temperature, &cotangents, &mut dhidden, &mut dweights);
+            [scores.log_probs, scores.entropies, all(&device, &dhidden), all(&device, &dweights)]
+        });
+        for (what, cut, whole) in
+            [("log-probabilities", 0, 0), ("entropies", 1, 1), ("dhidden", 2, 2)].map(|(what, a, b)| (what, &cut[a], &whole[b]))
+        {
+            assert_same_bits(what, cut, whole);
+        }
+        // Gradients by the weights are summed chunk by chunk: in another order.
+        for (cut, whole) in cut[3].iter().zip(&whole[3]) {
+            assert!((cut - whole).abs() <= 1e-5 * (1.0 + whole.abs()), "{cut} in chunks, {whole} at once");
+        }
+    });
 }

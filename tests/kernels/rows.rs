@@ -106,7 +106,7 @@ fn run_norms<D: Testable>(device: &D, x: &[f32], branch: &[f32], dy: &[f32], dx:
 }
 
 fn norms<D: Testable>(subject: &Subject<D>) {
-    for (rows, width, size) in [(1, 8, 1.0), (5, 64, 30.0), (70, 136, 1.0), (3, 1032, 1e-3), (2, 2056, 1.0)] {
+    for (rows, width, size) in [(1, 8, 1.0), (5, 64, 30.0), (70, 136, 1.0), (3, 1032, 1e-3), (2, 2056, 1.0), (2, 8200, 1.0)] {
         let mut numbers = Inputs::new("norms");
         let mut normal = |deviation| numbers.normal(rows * width, deviation);
         let (x, branch, dy, dx) = (normal(size), normal(size), normal(1.0), normal(1.0 / size));

@@ -55,7 +55,8 @@ fn losses<D: Testable>(device: &D, config: ModelConfig) -> Vec<f32> {
             log_probs: vec![-1.0 / rows as f32; rows],
             entropies: None,
         });
-        optimizer.step(&mut model, &gradients, 1e-2, 1.0);
+        // Steps of 1e-2 make the losses jump, and then the last digits of two devices decide by how much.
+        optimizer.step(&mut model, &gradients, 5e-3, 1.0);
         -scores.log_probs.iter().sum::<f32>() / rows as f32
     };
     (0..STEPS).map(step).collect()

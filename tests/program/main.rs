@@ -1,6 +1,7 @@
 //! Tests of the whole program, started as a user starts it.
 
 mod bench;
+mod devices;
 mod harness;
 mod on_policy;
 mod own_tasks;

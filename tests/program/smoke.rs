@@ -25,7 +25,7 @@ fn equal_seeds_give_equal_weights_and_metrics_with_one_and_two_threads_and_seeds
     }
     assert!(summary["evaluation"]["after_rl"]["pass_at_8"].is_f64());
     let stages: Vec<&str> = metrics.iter().filter_map(|line| line["stage"].as_str()).collect();
-    for (stage, lines) in [("demonstrations", 1), ("rft", 120), ("rl", 6), ("evaluation", 4)] {
+    for (stage, lines) in [("demonstrations", 1), ("rft", 240), ("rl", 6), ("evaluation", 4)] {
         assert_eq!(stages.iter().filter(|name| **name == stage).count(), lines, "{stage}");
     }
     for line in metrics.iter().filter(|line| line["stage"] == "rl") {

@@ -105,19 +105,25 @@ pub fn run(arguments: &KernelsArguments, output: &OutputArguments) -> Result<(),
         print_text(&format!("{}\n{}\n", device.describe(), heading(&device)))?;
     }
     let mut rows = Vec::new();
+    let mut found = Vec::new();
     for case in &cases {
+        device.clear_findings();
         let measured = unless_the_device_fails(|| measure(&device, &sizes, case, output.verbose > 0))?;
         for row in &measured {
             if !output.json {
                 print_text(&row.text())?;
             }
         }
+        found.extend(device.findings()); // of all that ran, watched or not
         rows.extend(measured);
     }
     if output.json {
-        return print_json(&json!({"device": device.describe(), "emulated": device.is_emulated(), "kernels": rows}));
+        print_json(&json!({"device": device.describe(), "emulated": device.is_emulated(), "kernels": rows}))?;
     }
-    Ok(())
+    match found.first() {
+        Some(first) => Err(CliError::Failed(format!("the emulated GPU found {first}; {} findings in all", found.len()))),
+        None => Ok(()),
+    }
 }
 
 fn measure(device: &CudaDevice, sizes: &Sizes, case: &Case, lines: bool) -> Vec<Row> {
@@ -125,7 +131,6 @@ fn measure(device: &CudaDevice, sizes: &Sizes, case: &Case, lines: bool) -> Vec<
     device.synchronize();
     if device.is_emulated() {
         device.clear_counters();
-        device.clear_findings();
         run(device);
         let (counters, findings) = (device.counters(), device.findings());
         let of = |watched: &Watched| {

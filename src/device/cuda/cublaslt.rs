@@ -17,8 +17,8 @@ use super::gemm::{Layout, Output, Product};
 /// NVIDIA's advice for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// What an algorithm was chosen for.
-type Shape = (Layout, Output, usize, usize, usize);
+/// What an algorithm was chosen for: `(layout, output, m, n, k, pitch of C)`.
+type Shape = (Layout, Output, usize, usize, usize, usize);
 
 pub struct CublasLt {
     gpu: Arc<Gpu>,
@@ -99,7 +99,7 @@ impl CublasLt {
         a: &Matrix,
         c: &Matrix,
     ) -> Result<Algorithm, CublasError> {
-        let shape = (product.layout, product.output, product.m, product.n, product.k);
+        let shape = (product.layout, product.output, product.m, product.n, product.k, product.pitch_c);
         let mut algorithms = self.algorithms.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(algorithm) = algorithms.get(&shape) {
             return Ok(*algorithm);

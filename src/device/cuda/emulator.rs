@@ -4,8 +4,7 @@
 //! Rust code then drives them. Settings, findings and counters belong to the process, not to one of its emulated devices.
 
 use std::ffi::{CStr, CString, c_char, c_void};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -107,12 +106,20 @@ pub struct Finding {
 
 impl std::fmt::Display for Finding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [x, y, z] = self.block;
-        write!(
-            f,
-            "{} in {} at {}, block ({x}, {y}, {z}), thread {}: {}",
-            self.kind, self.kernel, self.place, self.thread, self.text
-        )?;
+        write!(f, "{}", self.kind)?;
+        for (word, name) in [("in", &self.kernel), ("at", &self.place)] {
+            if !name.is_empty() {
+                write!(f, " {word} {name}")?;
+            }
+        }
+        if self.thread >= 0 {
+            let [x, y, z] = self.block;
+            write!(f, ", block ({x}, {y}, {z}), thread {}", self.thread)?;
+        }
+        if self.address != 0 {
+            write!(f, ", address {:#x}", self.address)?;
+        }
+        write!(f, ": {}", self.text)?;
         if !self.other_place.is_empty() {
             write!(f, " (the other: {}, thread {})", self.other_place, self.other_thread)?;
         }
@@ -159,8 +166,7 @@ pub struct Emulator {
     clear_findings: Action,
     counters: Report,
     clear_counters: Action,
-    report_leaks: Action,
-    stop_at_findings: AtomicBool,
+    settings: Mutex<EmulatorSettings>,
 }
 
 static LOADED: OnceLock<Result<Emulator, DeviceError>> = OnceLock::new();
@@ -203,14 +209,13 @@ impl Emulator {
                 clear_findings: std::mem::transmute::<*mut c_void, Action>(driver.symbol("emulator_clear_findings")?),
                 counters: std::mem::transmute::<*mut c_void, Report>(driver.symbol("emulator_counters")?),
                 clear_counters: std::mem::transmute::<*mut c_void, Action>(driver.symbol("emulator_clear_counters")?),
-                report_leaks: std::mem::transmute::<*mut c_void, Action>(driver.symbol("emulator_report_leaks")?),
-                stop_at_findings: AtomicBool::new(true),
+                settings: Mutex::new(EmulatorSettings::default()),
             })
         }
     }
 
     pub fn configure(&self, settings: &EmulatorSettings) {
-        self.stop_at_findings.store(settings.stop_at_findings, Ordering::Relaxed);
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = *settings;
         // SAFETY: the library copies the settings.
         unsafe { (self.configure)(&RawSettings::from(settings)) }
     }
@@ -233,10 +238,21 @@ impl Emulator {
         unsafe { (self.clear_counters)() }
     }
 
-    /// Turns what is allocated now into findings.
-    pub fn report_leaks(&self) {
-        // SAFETY: as above.
-        unsafe { (self.report_leaks)() }
+    fn settings(&self) -> EmulatorSettings {
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is checked, and which device a single process uses: `, 1 of 8 devices in use, checks memory`.
+    pub fn describe(&self) -> String {
+        let EmulatorSettings { devices, check_memory, check_races, .. } = self.settings();
+        let devices = if devices > 1 { format!(", 1 of {devices} devices in use") } else { String::new() };
+        let checks = match (check_memory, check_races) {
+            (true, true) => "memory and races",
+            (true, false) => "memory",
+            (false, true) => "races",
+            (false, false) => "nothing",
+        };
+        format!("{devices}, checks {checks}")
     }
 
     /// `; FINDING`, or nothing.
@@ -246,7 +262,7 @@ impl Emulator {
 
     /// Ends the run if there is a finding, unless the settings say that somebody reads them.
     pub fn raise_findings(&self) {
-        if self.stop_at_findings.load(Ordering::Relaxed) {
+        if self.settings().stop_at_findings {
             let findings = self.findings();
             if let Some(first) = findings.first() {
                 raise(format!("the emulated GPU found {first}; {} findings in all", findings.len()));

@@ -76,7 +76,7 @@ impl CudaDevice {
     fn for_each_chunk(&self, hidden: &Buffer, weights: &PackedWeights, rows: usize, mut use_logits: impl FnMut(&Chunk)) {
         let (vocabulary, inputs) = (weights.outputs(), weights.inputs());
         let hidden = hidden.bf16(rows * inputs);
-        let step = chunk_rows(vocabulary).min(rows);
+        let step = self.head_rows.unwrap_or(chunk_rows(vocabulary)).min(rows);
         let logits = self.allocate(Purpose::Workspace, chunk_numbers(vocabulary, rows) * size_of::<f32>());
         let mut first = 0;
         while first < rows {

@@ -41,7 +41,8 @@ impl Kernels {
         let load = |(name, image): &(&str, &[u8])| {
             gpu.load(image).map_err(|error| DeviceError::Kernels {
                 device: gpu.name.clone(),
-                problem: format!("{name} is refused with {}: it is made for compute capability 8.0 and later", name_of(error)),
+                problem: format!("{name} is refused with {}: it needs compute capability 8.0 or later, and a driver as new as the CUDA that compiled it",
+                    name_of(error)),
             })
         };
         let modules = images.iter().map(load).collect::<Result<_, _>>()?;

@@ -57,11 +57,13 @@ use gemm::{Layout, Output, Product};
 use indices::Tables;
 use launch::Kernels;
 
-/// A GPU. Clones share it.
+/// A GPU. Clones share it, and one thread at a time works on it: operations hand tables of indices from one to the next.
 #[derive(Clone)]
 pub struct CudaDevice {
     shared: Arc<Shared>,
     segment: usize,
+    /// Rows of logits computed together, where a test wants fewer than memory allows.
+    head_rows: Option<usize>,
     cublaslt: Option<Arc<CublasLt>>,
 }
 
@@ -145,8 +147,14 @@ impl CudaDevice {
         Ok(CudaDevice {
             shared: Arc::new(Shared { tables, kernels, allocator, gpu }),
             segment: ATTENTION_SEGMENT,
+            head_rows: None,
             cublaslt: None,
         })
+    }
+
+    /// Why this binary has no kernels for real GPUs, or no emulated GPU: what was missing when it was built.
+    pub fn missing_from_the_binary() -> (Option<&'static str>, Option<&'static str>) {
+        (embedded::NO_FAT_BINARIES, embedded::NO_EMULATOR)
     }
 
     /// The same device, its products made by `library`.
@@ -165,6 +173,12 @@ impl CudaDevice {
     /// otherwise need sequences beyond 8,192 tokens to see two segments.
     pub fn with_attention_segment(self, segment: usize) -> CudaDevice {
         CudaDevice { segment: segment.max(1).next_multiple_of(KEYS_PER_PAGE), ..self }
+    }
+
+    /// The same device, its head computing the logits of `rows` rows at a time: for tests, which would otherwise need thousands of
+    /// rows to see a second chunk.
+    pub fn with_head_rows(self, rows: usize) -> CudaDevice {
+        CudaDevice { head_rows: Some(rows.max(1)), ..self }
     }
 
     /// The table of memory by purpose.
@@ -203,10 +217,6 @@ impl CudaDevice {
     }
     pub fn clear_counters(&self) {
         self.when_emulated(Emulator::clear_counters);
-    }
-    /// Turns all memory that is in use now into findings.
-    pub fn report_leaks(&self) {
-        self.when_emulated(Emulator::report_leaks);
     }
 
     fn when_emulated<T: Default>(&self, run: impl FnOnce(&Emulator) -> T) -> T {
@@ -248,7 +258,9 @@ impl Device for CudaDevice {
         let (major, minor) = gpu.capability;
         let gemm = if self.cublaslt.is_some() { ", products by cuBLASLt" } else { "" };
         let memory = readable(gpu.total_memory);
-        format!("{}, compute capability {major}.{minor}, {} multiprocessors, {memory}{gemm}", gpu.name, gpu.multiprocessors)
+        let checks = gpu.emulator.map_or(String::new(), Emulator::describe);
+        let name = &gpu.name;
+        format!("{name}, compute capability {major}.{minor}, {} multiprocessors, {memory}{gemm}{checks}", gpu.multiprocessors)
     }
     fn synchronize(&self) {
         self.gpu().synchronize();
