@@ -13,7 +13,7 @@ fn smoke(out: &Path, device: &str) -> (Value, Vec<Value>) {
     let mut arguments = vec!["--recipe", "smoke", "--device", device, "--out", out.to_str().unwrap()];
     SHORT.iter().for_each(|setting| arguments.extend(["--set", setting]));
     let output = succeed(&arguments);
-    let said = text(&output.stderr);
+    let said = text(&output.stdout);
     assert!(said.contains("Emulated GPU") && said.contains("device memory before the first step"), "{said}");
     result(out)
 }
