@@ -30,8 +30,8 @@ const EMULATED_KERNEL_FLAGS: &str = "-std=c++20 -x c++ -DLEARNER_EMULATOR -O2 -g
 const EMULATOR_FLAGS: &str = "-std=c++20 -O2 -g1 -fPIC -fvisibility=hidden -march=x86-64-v3 -ffp-contract=off -pthread";
 
 /// Ampere, Hopper and Blackwell as machine code; other cards of compute capability 8.0 and later compile the PTX when they load it.
-const GPU_FLAGS: &str = "-std=c++20 -O3 -fmad=false -fatbin -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
-    -gencode arch=compute_100a,code=sm_100a -gencode arch=compute_80,code=compute_80";
+/// `cuda/gate.py` reads the same file.
+const GPU_FLAGS: &str = include_str!("cuda/nvcc.flags");
 /// The first nvcc that knows all of these.
 const NVCC_AT_LEAST: (u32, u32) = (12, 8);
 

@@ -16,10 +16,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# The targets of the build: build.rs compiles for the same.
-TARGETS = ["arch=compute_80,code=sm_80", "arch=compute_90a,code=sm_90a", "arch=compute_100a,code=sm_100a",
-           "arch=compute_80,code=compute_80"]
-FLAGS = ["-std=c++20", "-O3", "-fmad=false", "-Xptxas", "-v,-warn-spills"]
+# As the build compiles them (build.rs reads the same file), and with a report.
+FLAGS = [*(Path(__file__).parent / "nvcc.flags").read_text().split(), "-Xptxas", "-v,-warn-spills"]
 
 # kernel: why it may spill or have a stack frame
 ALLOWED: dict[str, str] = {}
@@ -34,7 +32,7 @@ SPILLED = re.compile(r"Registers are spilled to local memory in function '(\w+)'
 def compile_file(nvcc: str, source: Path, folder: Path) -> tuple[Path, str]:
     """The compiler's report on one file, whose code lands in `folder`. Exits if it does not compile."""
     output = folder / f"{source.stem}.fatbin"
-    command = [nvcc, *FLAGS, "-fatbin", *(f"-gencode={target}" for target in TARGETS), "-o", str(output), str(source)]
+    command = [nvcc, *FLAGS, "-o", str(output), str(source)]
     result = subprocess.run(command, capture_output=True, text=True)
     report = result.stdout + result.stderr
     if result.returncode != 0:

@@ -145,14 +145,6 @@ using emulator::settings;
 #pragma GCC visibility push(default)
 extern "C" {
 
-// What is allocated and not freed, once all that is queued has run.
-void emulator_report_leaks() {
-    for (int ordinal = 0; ordinal < device_count(); ++ordinal) {
-        device_at(ordinal).wait_all();
-        emulator::report_leaks(ordinal);
-    }
-}
-
 int32_t cuInit(uint32_t flags) {
     if (flags) return INVALID_VALUE;
     initialized = true;

@@ -124,23 +124,3 @@ bool run(const Launch& launch) {
 } // namespace emulator
 
 EMULATOR_API void emulator_configure(const emulator::Settings* wanted) { emulator::settings() = *wanted; }
-
-// A launch without a driver, for small programs that test a kernel: `entry` and `shape` are the module's NAME and NAME_launch.
-EMULATOR_API int emulator_run(const char* name, void (*entry)(const void*), const int32_t* shape, const void* arguments,
-                              uint32_t grid_x, uint32_t grid_y, uint32_t grid_z) {
-    const emulator::Kernel kernel{name, entry, shape[0], shape[1], shape[2]};
-    emulator::Launch launch{&kernel, arguments, {grid_x, grid_y, grid_z}, {uint32_t(shape[0]), 1, 1}, size_t(shape[1]), 0};
-    return emulator::run(launch) ? 0 : 1;
-}
-EMULATOR_API void* emulator_allocate(size_t bytes) { return emulator::allocate(0, bytes); }
-EMULATOR_API int emulator_release(void* address) { return emulator::release(0, address) ? 0 : 1; }
-EMULATOR_API int emulator_write(void* to, const void* from, size_t bytes) {
-    if (!emulator::mark_written(to, bytes, "emulator_write")) return 1;
-    memcpy(to, from, bytes);
-    return 0;
-}
-EMULATOR_API int emulator_read(void* to, const void* from, size_t bytes) {
-    if (!emulator::check_readable(from, bytes, "emulator_read")) return 1;
-    memcpy(to, from, bytes);
-    return 0;
-}

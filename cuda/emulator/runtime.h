@@ -115,7 +115,6 @@ size_t emulator_findings(char* text, size_t capacity); // [{"kind", "kernel", "p
 void emulator_clear_findings();
 size_t emulator_counters(char* text, size_t capacity); // [KernelCounters]
 void emulator_clear_counters();
-void emulator_report_leaks();
 }
 
 #pragma GCC visibility pop

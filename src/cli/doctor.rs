@@ -2,12 +2,11 @@
 
 use serde::Serialize;
 
-use super::setup::bytes;
 use super::{CliError, OutputArguments, print_json};
 use crate::device::{CpuDevice, CudaDevice, Device};
 use crate::report::Reporter;
 use crate::sandbox::{self, Sandbox, Tier};
-use crate::types::Progress;
+use crate::types::{Progress, bytes};
 
 #[derive(Serialize)]
 struct Findings {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::setup::{bytes, no_such_model};
+use super::setup::no_such_model;
 use super::{CliError, OutputArguments, print_json, print_text};
 use crate::device::Peaks;
 use crate::model::ModelConfig;
@@ -14,6 +14,7 @@ use crate::parallel::{
     StepEstimate, Workload, candidates,
 };
 use crate::report::table;
+use crate::types::bytes;
 
 #[derive(clap::Args)]
 pub struct PlanArguments {

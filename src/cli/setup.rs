@@ -178,12 +178,3 @@ pub fn no_such_model(model: &Path) -> CliError {
     let names: Vec<_> = shape_names().collect();
     CliError::Refused(format!("--model {}: neither a folder nor one of {}", model.display(), names.join(", ")))
 }
-
-/// Bytes for people.
-pub fn bytes(count: u64) -> String {
-    match count {
-        0..1_000_000 => format!("{:.0} kB", (count as f64 / 1e3).ceil()),
-        1_000_000..1_000_000_000 => format!("{:.0} MB", count as f64 / 1e6),
-        _ => format!("{:.1} GB", count as f64 / 1e9),
-    }
-}

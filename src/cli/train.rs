@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use super::device::{self, Work};
-use super::setup::{self, Tasks, Text, bytes};
+use super::setup::{self, Tasks, Text};
 use super::{CliError, OutputArguments, print_json, signals::StopSignal};
 use crate::config::{ConfigError, Layers, RunFile};
 use crate::device::{Device, GemmLibrary};
@@ -17,7 +17,7 @@ use crate::report::{self, Reporter};
 use crate::sandbox::Sandbox;
 use crate::stage::{self, Context, Learner, Point, RunError, RunState, Summary};
 use crate::train::{Checkpoints, MetricsLog, Trainer, write_atomically};
-use crate::types::Progress;
+use crate::types::{Progress, bytes};
 
 /// The flags from which a run file is made.
 #[derive(clap::Args, Clone, Debug)]

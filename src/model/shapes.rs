@@ -7,77 +7,48 @@ use serde_json::Map;
 
 use super::config::{Family, ModelConfig};
 
-/// One row of the table.
-struct Shape {
-    name: &'static str,
-    family: Family,
-    hidden: usize,
-    intermediate: usize,
-    layers: usize,
-    query_heads: usize,
-    key_value_heads: usize,
-    head_dim: usize,
-    vocabulary: usize,
-    tied: bool,
-}
-
-/// Columns: hidden, intermediate, layers, query heads, key/value heads, head_dim, vocabulary, tied embeddings.
+/// Name, family, `[hidden, intermediate, layers, query heads, key/value heads, head_dim, vocabulary]`, tied embeddings.
 #[rustfmt::skip]
-const SHAPES: &[Shape] = &[
-    shape("tiny",         Family::Qwen3,  128,    384,  2,  4, 2,  32,     440, true),
-    shape("qwen2.5-0.5b", Family::Qwen2,  896,  4_864, 24, 14, 2,  64, 151_936, true),
-    shape("qwen2.5-1.5b", Family::Qwen2, 1536,  8_960, 28, 12, 2, 128, 151_936, true),
-    shape("qwen2.5-7b",   Family::Qwen2, 3584, 18_944, 28, 28, 4, 128, 152_064, false),
-    shape("qwen2.5-14b",  Family::Qwen2, 5120, 13_824, 48, 40, 8, 128, 152_064, false),
-    shape("qwen2.5-32b",  Family::Qwen2, 5120, 27_648, 64, 40, 8, 128, 152_064, false),
-    shape("qwen2.5-72b",  Family::Qwen2, 8192, 29_568, 80, 64, 8, 128, 152_064, false),
-    shape("qwen3-0.6b",   Family::Qwen3, 1024,  3_072, 28, 16, 8, 128, 151_936, true),
-    shape("qwen3-1.7b",   Family::Qwen3, 2048,  6_144, 28, 16, 8, 128, 151_936, true),
-    shape("qwen3-4b",     Family::Qwen3, 2560,  9_728, 36, 32, 8, 128, 151_936, true),
-    shape("qwen3-8b",     Family::Qwen3, 4096, 12_288, 36, 32, 8, 128, 151_936, false),
-    shape("qwen3-14b",    Family::Qwen3, 5120, 17_408, 40, 40, 8, 128, 151_936, false),
-    shape("qwen3-32b",    Family::Qwen3, 5120, 25_600, 64, 64, 8, 128, 151_936, false),
+const SHAPES: &[(&str, Family, [usize; 7], bool)] = &[
+    ("tiny",         Family::Qwen3, [128,    384,  2,  4, 2,  32,     440], true),
+    ("qwen2.5-0.5b", Family::Qwen2, [896,  4_864, 24, 14, 2,  64, 151_936], true),
+    ("qwen2.5-1.5b", Family::Qwen2, [1536,  8_960, 28, 12, 2, 128, 151_936], true),
+    ("qwen2.5-7b",   Family::Qwen2, [3584, 18_944, 28, 28, 4, 128, 152_064], false),
+    ("qwen2.5-14b",  Family::Qwen2, [5120, 13_824, 48, 40, 8, 128, 152_064], false),
+    ("qwen2.5-32b",  Family::Qwen2, [5120, 27_648, 64, 40, 8, 128, 152_064], false),
+    ("qwen2.5-72b",  Family::Qwen2, [8192, 29_568, 80, 64, 8, 128, 152_064], false),
+    ("qwen3-0.6b",   Family::Qwen3, [1024,  3_072, 28, 16, 8, 128, 151_936], true),
+    ("qwen3-1.7b",   Family::Qwen3, [2048,  6_144, 28, 16, 8, 128, 151_936], true),
+    ("qwen3-4b",     Family::Qwen3, [2560,  9_728, 36, 32, 8, 128, 151_936], true),
+    ("qwen3-8b",     Family::Qwen3, [4096, 12_288, 36, 32, 8, 128, 151_936], false),
+    ("qwen3-14b",    Family::Qwen3, [5120, 17_408, 40, 40, 8, 128, 151_936], false),
+    ("qwen3-32b",    Family::Qwen3, [5120, 25_600, 64, 64, 8, 128, 151_936], false),
 ];
-
-#[allow(clippy::too_many_arguments)]
-const fn shape(
-    name: &'static str,
-    family: Family,
-    hidden: usize,
-    intermediate: usize,
-    layers: usize,
-    query_heads: usize,
-    key_value_heads: usize,
-    head_dim: usize,
-    vocabulary: usize,
-    tied: bool,
-) -> Shape {
-    Shape { name, family, hidden, intermediate, layers, query_heads, key_value_heads, head_dim, vocabulary, tied }
-}
 
 /// Names of all shapes, each family in order of size.
 pub fn shape_names() -> impl Iterator<Item = &'static str> {
-    SHAPES.iter().map(|shape| shape.name)
+    SHAPES.iter().map(|(name, ..)| *name)
 }
 
 impl ModelConfig {
     /// The configuration of a published model, by a name of [`shape_names`].
     pub fn named(name: &str) -> Option<ModelConfig> {
-        let shape = SHAPES.iter().find(|shape| shape.name == name)?;
+        let &(_, family, sizes, tied_embeddings) = SHAPES.iter().find(|(known, ..)| *known == name)?;
+        let [hidden, intermediate, layers, query_heads, key_value_heads, head_dim, vocabulary] = sizes;
         Some(ModelConfig {
-            family: shape.family,
-            vocabulary: shape.vocabulary,
-            hidden: shape.hidden,
-            intermediate: shape.intermediate,
-            layers: shape.layers,
-            query_heads: shape.query_heads,
-            key_value_heads: shape.key_value_heads,
-            head_dim: shape.head_dim,
+            family,
+            vocabulary,
+            hidden,
+            intermediate,
+            layers,
+            query_heads,
+            key_value_heads,
+            head_dim,
             norm_epsilon: 1e-6,
             rope_theta: 1e6,
-            max_positions: if shape.family == Family::Qwen2 { 32_768 } else { 40_960 },
-            tied_embeddings: shape.tied,
-            attention_bias: shape.family == Family::Qwen2,
+            max_positions: if family == Family::Qwen2 { 32_768 } else { 40_960 },
+            tied_embeddings,
+            attention_bias: family == Family::Qwen2,
             other: Map::new(),
         })
     }

@@ -9,9 +9,11 @@ mod episode;
 mod progress;
 mod random;
 mod task;
+mod units;
 
 pub use batch::{Batch, Sample};
 pub use episode::{Ending, Episode, EpisodeCounts, Group, Transcript, Verdict};
 pub use progress::{Phase, Progress, Silent};
 pub use random::{Key, Purpose};
 pub use task::{Slot, Task, TaskOrigin, Workspace};
+pub use units::bytes;

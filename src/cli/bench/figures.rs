@@ -6,9 +6,9 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::cli::CliError;
-use crate::cli::setup::bytes;
 use crate::device::{Device, Traced};
 use crate::model::Model;
+use crate::types::bytes;
 
 /// Milliseconds of repetitions of the same work.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

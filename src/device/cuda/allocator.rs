@@ -11,6 +11,7 @@ use super::arguments::Address;
 use super::driver::Gpu;
 use super::error::raise;
 use crate::device::ops::Role;
+use crate::types;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,11 +143,11 @@ impl Allocator {
                 "{}: no room for {} of {} ({:?}): {} of {} are free; in use: {}; fewer tokens per micro-batch or fewer parallel \
                  sequences need less",
                 self.gpu.name,
-                readable(bytes),
+                types::bytes(bytes as u64),
                 purpose.name(),
                 error.0,
-                readable(free),
-                readable(total),
+                types::bytes(free as u64),
+                types::bytes(total as u64),
                 one_line(&state.usage)
             ))
         })
@@ -203,25 +204,14 @@ impl Drop for Allocator {
     }
 }
 
-/// `weights 1.2 GiB, gradients 2.3 GiB`: what is in use, leaving out what is not.
+/// `weights 1.2 GB, gradients 2.3 GB`: what is in use, leaving out what is not.
 fn one_line(usage: &[Allocation]) -> String {
     let mut line = String::new();
     for allocation in usage.iter().filter(|allocation| allocation.in_use > 0) {
         let separator = if line.is_empty() { "" } else { ", " };
-        let _ = write!(line, "{separator}{} {}", allocation.purpose.name(), readable(allocation.in_use));
+        let _ = write!(line, "{separator}{} {}", allocation.purpose.name(), types::bytes(allocation.in_use as u64));
     }
     if line.is_empty() { "nothing".to_string() } else { line }
-}
-
-/// `1.2 GiB`
-pub fn readable(bytes: usize) -> String {
-    let (unit, name) = match bytes {
-        0..1024 => return format!("{bytes} bytes"),
-        1024..1_048_576 => (1 << 10, "KiB"),
-        1_048_576..1_073_741_824 => (1 << 20, "MiB"),
-        _ => (1 << 30, "GiB"),
-    };
-    format!("{:.1} {name}", bytes as f64 / unit as f64)
 }
 
 #[cfg(test)]
@@ -238,8 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_rounded_and_written_for_people() {
+    fn sizes_are_rounded() {
         assert_eq!([1, 512, 513, (2 << 20) + 1].map(rounded), [512, 512, 1024, 4 << 20]);
-        assert_eq!([12, 1536, 5 << 20, 3 << 30].map(readable), ["12 bytes", "1.5 KiB", "5.0 MiB", "3.0 GiB"]);
     }
 }

@@ -40,8 +40,7 @@ impl CublasLt {
             return Err(DeviceError::NoCublasLt { names: "libcublasLt.so, libcublasLt.so.13, libcublasLt.so.12".to_string() });
         }
         let workspace = allocator.allocate(Purpose::Workspace, WORKSPACE_BYTES);
-        let handle =
-            result::create_handle().map_err(|error| DeviceError::Unsupported(format!("cuBLASLt does not start: {error}")))?;
+        let handle = result::create_handle().map_err(|error| DeviceError::CublasLt(error.to_string()))?;
         Ok(CublasLt { gpu, handle, workspace, algorithms: Mutex::default() })
     }
 

@@ -23,8 +23,8 @@ pub enum DeviceError {
     Emulator(String),
     #[error("no cuBLASLt on this machine: none of {names} is on the loader's path; set gemm = \"own\"")]
     NoCublasLt { names: String },
-    #[error("{0}")]
-    Unsupported(String),
+    #[error("cuBLASLt does not start: {0}; set gemm = \"own\"")]
+    CublasLt(String),
 }
 
 /// A device that failed while it was running, as one line.

@@ -33,7 +33,7 @@ mod tests;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use allocator::{Allocation, Purpose, readable};
+pub use allocator::{Allocation, Purpose};
 pub use buffers::Buffer;
 pub use emulator::{EmulatorSettings, Finding, KernelCounters, LineCounters};
 pub use error::{DeviceError, DeviceFailure};
@@ -257,7 +257,7 @@ impl Device for CudaDevice {
         let gpu = self.gpu();
         let (major, minor) = gpu.capability;
         let gemm = if self.cublaslt.is_some() { ", products by cuBLASLt" } else { "" };
-        let memory = readable(gpu.total_memory);
+        let memory = crate::types::bytes(gpu.total_memory as u64);
         let checks = gpu.emulator.map_or(String::new(), Emulator::describe);
         let name = &gpu.name;
         format!("{name}, compute capability {major}.{minor}, {} multiprocessors, {memory}{gemm}{checks}", gpu.multiprocessors)
