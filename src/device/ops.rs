@@ -5,6 +5,8 @@
 //! overwritten unless said otherwise. Whatever an operation computes for a row depends on that row alone, bit for bit, except
 //! in attention, where it depends on the rows before it in its own sequence, and in weight gradients, which sum rows in a fixed order.
 
+use std::ops::Range;
+
 use super::peaks::Peaks;
 use super::traced::Ranges;
 
@@ -17,6 +19,8 @@ pub enum Role {
     Gradients,
     /// Moments, in f32.
     Optimizer,
+    /// Matrices of weights as they travel between ranks: as precise as products read them.
+    Travelling,
     /// What flows between operations, forward and backward, in the device's activation precision.
     Activations,
     /// Small things whose precision matters: log-sum-exp, rotary tables. In f32.
@@ -63,6 +67,66 @@ pub struct Span {
     pub start: usize,
     /// Rows in the pass.
     pub length: usize,
+}
+
+/// Keys of one block of [`KeyBlocks`]: what the attention kernels load at once.
+pub const KEYS_PER_BLOCK: usize = 64;
+
+/// Consecutive rows of a pass: queries of one document, from position `first` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuerySlice {
+    /// First row in the pass.
+    pub row: usize,
+    /// Rows, at least one.
+    pub length: usize,
+    pub document: usize,
+    /// Position of the first row in its document, a multiple of [`KEYS_PER_BLOCK`].
+    pub first: usize,
+}
+
+/// Where the keys and values lie that the rows of a training pass attend to.
+///
+/// A buffer of blocks for `h` key/value heads is `[blocks, 2 (keys, values), h, KEYS_PER_BLOCK, head_dim]` of [`Role::Activations`],
+/// its gradient the same of [`Role::Gradients`]. Blocks of other ranks arrive in the same buffer, so that one call of attention
+/// sees all keys of a document in their order, whoever computed them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyBlocks {
+    /// In ascending order of rows, which they cover.
+    pub slices: Vec<QuerySlice>,
+    /// `[documents][ceil(keys / KEYS_PER_BLOCK)]` the block of each run of keys; empty for documents without rows here.
+    pub tables: Vec<Vec<u32>>,
+    /// Blocks of the whole buffer.
+    pub blocks: usize,
+    /// The first `ranks * shared` blocks are exchanged, `shared` of them filled by each rank, in rank order; 0 on one rank.
+    pub shared: usize,
+}
+
+impl KeyBlocks {
+    /// Whole documents of these lengths, one after another, that need nothing from other ranks.
+    pub fn whole(lengths: &[usize]) -> KeyBlocks {
+        let mut plan = KeyBlocks::default();
+        let mut row = 0;
+        for (document, &length) in lengths.iter().enumerate() {
+            if length > 0 {
+                plan.slices.push(QuerySlice { row, length, document, first: 0 });
+            }
+            let end = plan.blocks + length.div_ceil(KEYS_PER_BLOCK);
+            plan.tables.push((plan.blocks as u32..end as u32).collect());
+            plan.blocks = end;
+            row += length;
+        }
+        plan
+    }
+
+    /// Rows of the pass.
+    pub fn rows(&self) -> usize {
+        self.slices.last().map_or(0, |slice| slice.row + slice.length)
+    }
+
+    /// Numbers of one block for so many key/value heads.
+    pub fn block_numbers(key_value_heads: usize, head_dim: usize) -> usize {
+        2 * key_value_heads * KEYS_PER_BLOCK * head_dim
+    }
 }
 
 /// What is applied to projected rows before attention.
@@ -192,6 +256,8 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn copy(&self, from: &Self::Buffer, to: &mut Self::Buffer, length: usize);
     /// `buffer *= factor`
     fn scale(&self, buffer: &mut Self::Buffer, factor: f32);
+    /// `to[..length] += from[..length]`, in f32
+    fn accumulate(&self, from: &Self::Buffer, to: &mut Self::Buffer, length: usize);
     /// `to[i] = from[rows[i]]`, rows of `width`
     fn gather_rows(&self, from: &Self::Buffer, rows: &[usize], width: usize, to: &mut Self::Buffer);
     /// `to[rows[i]] = from[i]`, rows of `width`; other rows stay as they are
@@ -201,6 +267,13 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn pack(&self, weights: &Self::Buffer, outputs: usize, inputs: usize) -> Self::Packed;
     fn repack(&self, weights: &Self::Buffer, packed: &mut Self::Packed);
     fn packed_bytes(&self, packed: &Self::Packed) -> usize;
+    /// A matrix that other ranks send, as `(values, packed)`, with room for `room` numbers (at least `outputs * inputs`) where it
+    /// arrives. A device whose products read a matrix as it travels keeps no `values` beside the packed copy.
+    fn receivable(&self, outputs: usize, inputs: usize, room: usize) -> (Self::Buffer, Self::Packed);
+    /// Where such a matrix arrives: `[room]` of [`Role::Travelling`].
+    fn arrival<'a>(&self, values: &'a mut Self::Buffer, packed: &'a mut Self::Packed) -> &'a mut Self::Buffer;
+    /// Brings `packed` up to date with what has arrived.
+    fn arrived(&self, values: &Self::Buffer, packed: &mut Self::Packed);
     /// `y[rows, outputs] = x[rows, inputs] W^T`
     fn linear(&self, x: &Self::Buffer, weights: LinearWeights<'_, Self>, y: &mut Self::Buffer, rows: usize);
     /// `dx[rows, inputs] = dy[rows, outputs] W`
@@ -217,8 +290,8 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     );
 
     // ---- embedding ----
-    /// `x[i] = table[ids[i]]`, rows of `width`
-    fn embed(&self, table: &Self::Buffer, ids: &[u32], width: usize, x: &mut Self::Buffer);
+    /// `x[i] = table[ids[i]]`, rows of `width`. A table that was received ([`Device::receivable`]) is read where it arrived.
+    fn embed(&self, table: &Self::Buffer, packed: Option<&Self::Packed>, ids: &[u32], width: usize, x: &mut Self::Buffer);
     /// `dtable[ids[i]] += dx[i]`, in ascending `i`
     fn embed_backward(&self, dx: &Self::Buffer, ids: &[u32], width: usize, dtable: &mut Self::Buffer);
 
@@ -291,6 +364,55 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
         log_sum_exp: &Self::Buffer,
         heads: Heads,
         spans: &[Span],
+        drotated: &mut Self::Buffer,
+    );
+
+    // ---- attention of training passes: keys and values in blocks, for the key/value heads `range` and the query heads of their groups ----
+    /// Copies the keys and values of every row to its place in `blocks`, and zeros to the rest of each slice's last block.
+    fn write_key_blocks(
+        &self,
+        rotated: &Self::Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        blocks: &mut Self::Buffer,
+    );
+    /// Attends each row to all keys of its document up to its own: the columns of `range`'s query heads in `output: [rows, query_width]`
+    /// and `log_sum_exp: [rows, query_heads]`. The bits are those of [`Device::attention`].
+    #[allow(clippy::too_many_arguments)]
+    fn block_attention(
+        &self,
+        rotated: &Self::Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        blocks: &Self::Buffer,
+        output: &mut Self::Buffer,
+        log_sum_exp: &mut Self::Buffer,
+    );
+    /// Backward of [`Device::block_attention`]: overwrites the columns of `range`'s query heads in `drotated: [rows, projected_width]`,
+    /// and all of `dblocks`, which is 0 where none of these rows attends.
+    #[allow(clippy::too_many_arguments)]
+    fn block_attention_backward(
+        &self,
+        doutput: &Self::Buffer,
+        rotated: &Self::Buffer,
+        output: &Self::Buffer,
+        log_sum_exp: &Self::Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        blocks: &Self::Buffer,
+        drotated: &mut Self::Buffer,
+        dblocks: &mut Self::Buffer,
+    );
+    /// Backward of [`Device::write_key_blocks`]: overwrites the key and value columns of `range` in `drotated`.
+    fn read_key_block_gradients(
+        &self,
+        dblocks: &Self::Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
         drotated: &mut Self::Buffer,
     );
 

@@ -3,12 +3,14 @@
 //! While it records it waits for the device after each operation, so that a span is that operation's own time; the sum is then more
 //! than the time without recording, by the waits. While it does not record it adds nothing but a call.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ops::{
-    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients, Scores, Span,
+    AdamWStep, Cotangents, Device, Heads, KeyBlocks, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients,
+    Scores, Span,
 };
 use super::peaks::Peaks;
 
@@ -192,8 +194,53 @@ impl<D: Device> Device for Traced<D> {
         });
     }
 
-    fn embed(&self, table: &D::Buffer, ids: &[u32], width: usize, x: &mut D::Buffer) {
-        self.run("embed", vec![ids.len(), width], |device| device.embed(table, ids, width, x));
+    fn accumulate(&self, _: &D::Buffer, _: &mut D::Buffer, _: usize) {
+        todo!()
+    }
+    fn receivable(&self, _: usize, _: usize, _: usize) -> (D::Buffer, D::Packed) {
+        todo!()
+    }
+    fn arrival<'a>(&self, _: &'a mut D::Buffer, _: &'a mut D::Packed) -> &'a mut D::Buffer {
+        todo!()
+    }
+    fn arrived(&self, _: &D::Buffer, _: &mut D::Packed) {
+        todo!()
+    }
+    fn write_key_blocks(&self, _: &D::Buffer, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut D::Buffer) {
+        todo!()
+    }
+    fn block_attention(
+        &self,
+        _: &D::Buffer,
+        _: Heads,
+        _: Range<usize>,
+        _: &KeyBlocks,
+        _: &D::Buffer,
+        _: &mut D::Buffer,
+        _: &mut D::Buffer,
+    ) {
+        todo!()
+    }
+    fn block_attention_backward(
+        &self,
+        _: &D::Buffer,
+        _: &D::Buffer,
+        _: &D::Buffer,
+        _: &D::Buffer,
+        _: Heads,
+        _: Range<usize>,
+        _: &KeyBlocks,
+        _: &D::Buffer,
+        _: &mut D::Buffer,
+        _: &mut D::Buffer,
+    ) {
+        todo!()
+    }
+    fn read_key_block_gradients(&self, _: &D::Buffer, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut D::Buffer) {
+        todo!()
+    }
+    fn embed(&self, table: &D::Buffer, packed: Option<&Self::Packed>, ids: &[u32], width: usize, x: &mut D::Buffer) {
+        self.run("embed", vec![ids.len(), width], |device| device.embed(table, packed, ids, width, x));
     }
     fn embed_backward(&self, dx: &D::Buffer, ids: &[u32], width: usize, dtable: &mut D::Buffer) {
         self.run("embed_backward", vec![ids.len(), width], |device| device.embed_backward(dx, ids, width, dtable));

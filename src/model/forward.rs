@@ -255,7 +255,7 @@ impl<D: Device> Model<D> {
         let weight = |index: usize| &self.parameters[index].values;
         let place = |half_layer: usize| if keep { half_layer } else { half_layer % 2 };
 
-        device.embed(weight(self.layout.embedding), &pass.ids, hidden, &mut streams[0]);
+        device.embed(weight(self.layout.embedding), None, &pass.ids, hidden, &mut streams[0]);
         for (index, names) in self.layout.layers.iter().enumerate() {
             let mut key_values: Vec<&mut D::KeyValues> = match &mut caches {
                 Caches::Fresh => {

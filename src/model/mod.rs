@@ -9,6 +9,7 @@
 mod backward;
 mod config;
 mod error;
+mod exchange;
 mod flops;
 mod forward;
 mod generate;
@@ -23,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 pub use crate::device::{Cotangents, Scores};
 pub use config::{Family, ModelConfig};
 pub use error::ModelError;
+pub use exchange::{KeyValueExchange, NoExchange, ParameterSource, TrainingPass, Unit, UnitGradients, UnitTensors};
 pub use flops::StepFlops;
 pub use generate::{Extension, Hidden, KeyValueCache};
 pub use parameters::{Gradients, Kind};

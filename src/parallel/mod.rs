@@ -6,6 +6,7 @@
 mod context;
 mod estimate;
 mod layouts;
+mod links;
 mod memory;
 mod mesh;
 mod sharding;
@@ -16,6 +17,7 @@ pub use estimate::{
     StepEstimate, Workload,
 };
 pub use layouts::{Candidate, Objection, candidates};
+pub use links::Links;
 pub use memory::RankMemory;
 pub use mesh::{Coordinates, Mesh, MeshError, Placement};
 pub use sharding::{Collective, Group, SCALARS, ShardedSizes, Stage, TensorShards, Transfer, Work, micro_batch_schedule};

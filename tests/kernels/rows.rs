@@ -77,7 +77,7 @@ fn embedding_with_repeated_ids<D: Testable>(subject: &Subject<D>) {
         let [x, found] = subject.run(|device| {
             let table = device.upload(Role::Weights, &table);
             let mut x = device.zeros(Role::Activations, rows * width);
-            device.embed(&table, &ids, width, &mut x);
+            device.embed(&table, None, &ids, width, &mut x);
             let mut dtable = device.upload(Role::Gradients, &dtable);
             device.embed_backward(&activations(device, &dx), &ids, width, &mut dtable);
             [all(device, &x), all(device, &dtable)]

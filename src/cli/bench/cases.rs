@@ -295,7 +295,7 @@ fn scatter(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
 
 fn embed(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
     let (table, mut x, ids) = (drawn(device, Role::Weights, rows * width), empty(device, rows * width), ids(rows, rows));
-    Box::new(move |device| device.embed(&table, &ids, width, &mut x))
+    Box::new(move |device| device.embed(&table, None, &ids, width, &mut x))
 }
 
 fn embed_backward(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {

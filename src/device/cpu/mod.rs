@@ -12,9 +12,12 @@ mod parallel;
 mod rows;
 pub mod simd;
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::ops::{AdamWStep, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span};
+use super::ops::{
+    AdamWStep, Cotangents, Device, Heads, KeyBlocks, LinearWeights, Role, Rotation, RotationGradients, Scores, Span,
+};
 pub use attention::KeyValues;
 use gemm::PackedWeights;
 use kernel::PANEL;
@@ -132,7 +135,52 @@ impl Device for CpuDevice {
         gemm::weight_gradient(self.set, dy, x, dw, (rows, outputs, inputs));
     }
 
-    fn embed(&self, table: &Vec<f32>, ids: &[u32], width: usize, x: &mut Vec<f32>) {
+    fn accumulate(&self, _: &Vec<f32>, _: &mut Vec<f32>, _: usize) {
+        todo!()
+    }
+    fn receivable(&self, _: usize, _: usize, _: usize) -> (Vec<f32>, Self::Packed) {
+        todo!()
+    }
+    fn arrival<'a>(&self, _: &'a mut Vec<f32>, _: &'a mut Self::Packed) -> &'a mut Vec<f32> {
+        todo!()
+    }
+    fn arrived(&self, _: &Vec<f32>, _: &mut Self::Packed) {
+        todo!()
+    }
+    fn write_key_blocks(&self, _: &Vec<f32>, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut Vec<f32>) {
+        todo!()
+    }
+    fn block_attention(
+        &self,
+        _: &Vec<f32>,
+        _: Heads,
+        _: Range<usize>,
+        _: &KeyBlocks,
+        _: &Vec<f32>,
+        _: &mut Vec<f32>,
+        _: &mut Vec<f32>,
+    ) {
+        todo!()
+    }
+    fn block_attention_backward(
+        &self,
+        _: &Vec<f32>,
+        _: &Vec<f32>,
+        _: &Vec<f32>,
+        _: &Vec<f32>,
+        _: Heads,
+        _: Range<usize>,
+        _: &KeyBlocks,
+        _: &Vec<f32>,
+        _: &mut Vec<f32>,
+        _: &mut Vec<f32>,
+    ) {
+        todo!()
+    }
+    fn read_key_block_gradients(&self, _: &Vec<f32>, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut Vec<f32>) {
+        todo!()
+    }
+    fn embed(&self, table: &Vec<f32>, _: Option<&Self::Packed>, ids: &[u32], width: usize, x: &mut Vec<f32>) {
         rows::embed(table, ids, width, x);
     }
     fn embed_backward(&self, dx: &Vec<f32>, ids: &[u32], width: usize, dtable: &mut Vec<f32>) {

@@ -54,7 +54,7 @@ impl Purpose {
 impl From<Role> for Purpose {
     fn from(role: Role) -> Purpose {
         match role {
-            Role::Weights => Purpose::Weights,
+            Role::Weights | Role::Travelling => Purpose::Weights,
             Role::Gradients => Purpose::Gradients,
             Role::Optimizer => Purpose::Optimizer,
             Role::Activations => Purpose::Activations,

@@ -26,7 +26,7 @@ impl Precision {
 
 impl From<Role> for Precision {
     fn from(role: Role) -> Precision {
-        if role == Role::Activations { Precision::Bf16 } else { Precision::F32 }
+        if matches!(role, Role::Activations | Role::Travelling) { Precision::Bf16 } else { Precision::F32 }
     }
 }
 

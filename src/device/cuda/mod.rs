@@ -30,6 +30,7 @@ mod rows;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -44,7 +45,8 @@ pub use pages::PagedKeyValues;
 use super::choice::GemmLibrary;
 use super::cpu::ATTENTION_SEGMENT;
 use super::ops::{
-    AdamWStep, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients, Scores, Span,
+    AdamWStep, Cotangents, Device, Heads, KeyBlocks, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients,
+    Scores, Span,
 };
 use super::peaks::Peaks;
 use super::traced::Ranges;
@@ -393,7 +395,43 @@ impl Device for CudaDevice {
         });
     }
 
-    fn embed(&self, table: &Buffer, ids: &[u32], width: usize, x: &mut Buffer) {
+    fn accumulate(&self, _: &Buffer, _: &mut Buffer, _: usize) {
+        todo!()
+    }
+    fn receivable(&self, _: usize, _: usize, _: usize) -> (Buffer, PackedWeights) {
+        todo!()
+    }
+    fn arrival<'a>(&self, _: &'a mut Buffer, _: &'a mut PackedWeights) -> &'a mut Buffer {
+        todo!()
+    }
+    fn arrived(&self, _: &Buffer, _: &mut PackedWeights) {
+        todo!()
+    }
+    fn write_key_blocks(&self, _: &Buffer, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut Buffer) {
+        todo!()
+    }
+    fn block_attention(&self, _: &Buffer, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &Buffer, _: &mut Buffer, _: &mut Buffer) {
+        todo!()
+    }
+    fn block_attention_backward(
+        &self,
+        _: &Buffer,
+        _: &Buffer,
+        _: &Buffer,
+        _: &Buffer,
+        _: Heads,
+        _: Range<usize>,
+        _: &KeyBlocks,
+        _: &Buffer,
+        _: &mut Buffer,
+        _: &mut Buffer,
+    ) {
+        todo!()
+    }
+    fn read_key_block_gradients(&self, _: &Buffer, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut Buffer) {
+        todo!()
+    }
+    fn embed(&self, table: &Buffer, _: Option<&PackedWeights>, ids: &[u32], width: usize, x: &mut Buffer) {
         self.embed_rows(table, ids, width, x);
     }
     fn embed_backward(&self, dx: &Buffer, ids: &[u32], width: usize, dtable: &mut Buffer) {

@@ -122,7 +122,7 @@ fn embeddings<D: Device>(device: &D) -> Results {
     let (vocabulary, width, ids) = (11, 16, [3, 10, 3, 0, 7, 3, 10]);
     let table = device.upload(Role::Weights, &numbers(1, vocabulary * width));
     let mut x = empty(device, ids.len() * width);
-    device.embed(&table, &ids, width, &mut x);
+    device.embed(&table, None, &ids, width, &mut x);
     let mut dtable = device.upload(Role::Gradients, &numbers(2, vocabulary * width));
     device.embed_backward(&activations(device, 3, ids.len() * width), &ids, width, &mut dtable);
     vec![all(device, &x), all(device, &dtable)]
