@@ -14,7 +14,7 @@ use crate::parallel::{
     StepEstimate, Workload, candidates,
 };
 use crate::report::table;
-use crate::types::bytes;
+use crate::types::{bytes, percent};
 
 #[derive(clap::Args)]
 pub struct PlanArguments {
@@ -276,10 +276,6 @@ impl CandidateReport {
             self.why_not.clone().unwrap_or_else(|| "best".to_string()),
         ]
     }
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
 }
 
 /// What the numbers rest on, and where it is from.

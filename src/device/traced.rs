@@ -1,7 +1,8 @@
 //! A device that notes when each operation of another began and ended: the source of benchmarks' phases and traces.
 //!
 //! While it records it waits for the device after each operation, so that a span is that operation's own time; the sum is then more
-//! than the time without recording, by the waits. While it does not record it adds nothing but a call.
+//! than the time without recording, by the waits. While it does not record it adds a call, and a named range where a
+//! profiler may be listening.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +27,7 @@ pub struct OperationSpan {
     pub end: Duration,
 }
 
-/// What surrounds each recorded operation, for a profiler that shows named ranges.
+/// What surrounds each operation, for a profiler that shows named ranges.
 pub trait Ranges: Send + Sync {
     fn begin(&self, name: &str);
     fn end(&self);
@@ -72,7 +73,7 @@ impl<D: Device> Traced<D> {
         std::mem::take(&mut self.recorder.spans.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn run<T>(&self, operation: &'static str, shape: Vec<usize>, work: impl FnOnce(&D) -> T) -> T {
+    fn run<T>(&self, operation: &'static str, shape: &[usize], work: impl FnOnce(&D) -> T) -> T {
         let Recorder { origin, on, spans, ranges } = &*self.recorder;
         if let Some(ranges) = ranges {
             ranges.begin(operation);
@@ -81,7 +82,7 @@ impl<D: Device> Traced<D> {
             let start = origin.elapsed();
             let result = work(&self.device);
             self.device.synchronize();
-            let span = OperationSpan { operation, shape, start, end: origin.elapsed() };
+            let span = OperationSpan { operation, shape: shape.to_vec(), start, end: origin.elapsed() };
             spans.lock().unwrap_or_else(PoisonError::into_inner).push(span);
             result
         } else {
@@ -133,52 +134,52 @@ impl<D: Device> Device for Traced<D> {
     }
 
     fn zeros(&self, role: Role, length: usize) -> D::Buffer {
-        self.run("zeros", vec![length], |device| device.zeros(role, length))
+        self.run("zeros", &[length], |device| device.zeros(role, length))
     }
     fn upload(&self, role: Role, values: &[f32]) -> D::Buffer {
-        self.run("upload", vec![values.len()], |device| device.upload(role, values))
+        self.run("upload", &[values.len()], |device| device.upload(role, values))
     }
     fn length(&self, buffer: &D::Buffer) -> usize {
         self.device.length(buffer)
     }
     fn write(&self, buffer: &mut D::Buffer, offset: usize, values: &[f32]) {
-        self.run("write", vec![values.len()], |device| device.write(buffer, offset, values));
+        self.run("write", &[values.len()], |device| device.write(buffer, offset, values));
     }
     fn read(&self, buffer: &D::Buffer, offset: usize, length: usize) -> Vec<f32> {
-        self.run("read", vec![length], |device| device.read(buffer, offset, length))
+        self.run("read", &[length], |device| device.read(buffer, offset, length))
     }
     fn clear(&self, buffer: &mut D::Buffer, length: usize) {
-        self.run("clear", vec![length], |device| device.clear(buffer, length));
+        self.run("clear", &[length], |device| device.clear(buffer, length));
     }
     fn copy(&self, from: &D::Buffer, to: &mut D::Buffer, length: usize) {
-        self.run("copy", vec![length], |device| device.copy(from, to, length));
+        self.run("copy", &[length], |device| device.copy(from, to, length));
     }
     fn scale(&self, buffer: &mut D::Buffer, factor: f32) {
-        self.run("scale", vec![self.device.length(buffer)], |device| device.scale(buffer, factor));
+        self.run("scale", &[self.device.length(buffer)], |device| device.scale(buffer, factor));
     }
     fn gather_rows(&self, from: &D::Buffer, rows: &[usize], width: usize, to: &mut D::Buffer) {
-        self.run("gather_rows", vec![rows.len(), width], |device| device.gather_rows(from, rows, width, to));
+        self.run("gather_rows", &[rows.len(), width], |device| device.gather_rows(from, rows, width, to));
     }
     fn scatter_rows(&self, from: &D::Buffer, rows: &[usize], width: usize, to: &mut D::Buffer) {
-        self.run("scatter_rows", vec![rows.len(), width], |device| device.scatter_rows(from, rows, width, to));
+        self.run("scatter_rows", &[rows.len(), width], |device| device.scatter_rows(from, rows, width, to));
     }
 
     fn pack(&self, weights: &D::Buffer, outputs: usize, inputs: usize) -> D::Packed {
-        self.run("pack", vec![outputs, inputs], |device| device.pack(weights, outputs, inputs))
+        self.run("pack", &[outputs, inputs], |device| device.pack(weights, outputs, inputs))
     }
     fn repack(&self, weights: &D::Buffer, packed: &mut D::Packed) {
-        self.run("repack", vec![self.device.length(weights)], |device| device.repack(weights, packed));
+        self.run("repack", &[self.device.length(weights)], |device| device.repack(weights, packed));
     }
     fn packed_bytes(&self, packed: &D::Packed) -> usize {
         self.device.packed_bytes(packed)
     }
     fn linear(&self, x: &D::Buffer, weights: LinearWeights<'_, Self>, y: &mut D::Buffer, rows: usize) {
-        let shape = vec![rows, weights.outputs, weights.inputs];
-        self.run("linear", shape, |device| device.linear(x, linear(weights), y, rows));
+        let shape = [rows, weights.outputs, weights.inputs];
+        self.run("linear", &shape, |device| device.linear(x, linear(weights), y, rows));
     }
     fn linear_input_gradient(&self, dy: &D::Buffer, weights: LinearWeights<'_, Self>, dx: &mut D::Buffer, rows: usize) {
-        let shape = vec![rows, weights.outputs, weights.inputs];
-        self.run("linear_input_gradient", shape, |device| device.linear_input_gradient(dy, linear(weights), dx, rows));
+        let shape = [rows, weights.outputs, weights.inputs];
+        self.run("linear_input_gradient", &shape, |device| device.linear_input_gradient(dy, linear(weights), dx, rows));
     }
     fn linear_weight_gradient(
         &self,
@@ -189,7 +190,7 @@ impl<D: Device> Device for Traced<D> {
         outputs: usize,
         inputs: usize,
     ) {
-        self.run("linear_weight_gradient", vec![rows, outputs, inputs], |device| {
+        self.run("linear_weight_gradient", &[rows, outputs, inputs], |device| {
             device.linear_weight_gradient(dy, x, dw, rows, outputs, inputs);
         });
     }
@@ -240,14 +241,14 @@ impl<D: Device> Device for Traced<D> {
         todo!()
     }
     fn embed(&self, table: &D::Buffer, packed: Option<&Self::Packed>, ids: &[u32], width: usize, x: &mut D::Buffer) {
-        self.run("embed", vec![ids.len(), width], |device| device.embed(table, packed, ids, width, x));
+        self.run("embed", &[ids.len(), width], |device| device.embed(table, packed, ids, width, x));
     }
     fn embed_backward(&self, dx: &D::Buffer, ids: &[u32], width: usize, dtable: &mut D::Buffer) {
-        self.run("embed_backward", vec![ids.len(), width], |device| device.embed_backward(dx, ids, width, dtable));
+        self.run("embed_backward", &[ids.len(), width], |device| device.embed_backward(dx, ids, width, dtable));
     }
 
     fn rms_norm(&self, x: &D::Buffer, weight: &D::Buffer, epsilon: f32, rows: usize, width: usize, y: &mut D::Buffer) {
-        self.run("rms_norm", vec![rows, width], |device| device.rms_norm(x, weight, epsilon, rows, width, y));
+        self.run("rms_norm", &[rows, width], |device| device.rms_norm(x, weight, epsilon, rows, width, y));
     }
     fn add_rms_norm(
         &self,
@@ -260,7 +261,7 @@ impl<D: Device> Device for Traced<D> {
         sum: &mut D::Buffer,
         y: &mut D::Buffer,
     ) {
-        self.run("add_rms_norm", vec![rows, width], |device| {
+        self.run("add_rms_norm", &[rows, width], |device| {
             device.add_rms_norm(x, branch, weight, epsilon, rows, width, sum, y);
         });
     }
@@ -275,14 +276,14 @@ impl<D: Device> Device for Traced<D> {
         dx: &mut D::Buffer,
         dweight: &mut D::Buffer,
     ) {
-        self.run("rms_norm_backward", vec![rows, width], |device| {
+        self.run("rms_norm_backward", &[rows, width], |device| {
             device.rms_norm_backward(dy, x, weight, epsilon, rows, width, dx, dweight);
         });
     }
 
     fn rotate(&self, projected: &D::Buffer, of: &Rotation<'_, Self>, rotated: &mut D::Buffer) {
-        let shape = vec![of.positions.len(), of.heads.projected_width()];
-        self.run("rotate", shape, |device| device.rotate(projected, &rotation(of), rotated));
+        let shape = [of.positions.len(), of.heads.projected_width()];
+        self.run("rotate", &shape, |device| device.rotate(projected, &rotation(of), rotated));
     }
     fn rotate_backward(
         &self,
@@ -291,9 +292,9 @@ impl<D: Device> Device for Traced<D> {
         gradient: &mut D::Buffer,
         weights: RotationGradients<'_, Self>,
     ) {
-        let shape = vec![of.positions.len(), of.heads.projected_width()];
+        let shape = [of.positions.len(), of.heads.projected_width()];
         let RotationGradients { bias, query_key_norms } = weights;
-        self.run("rotate_backward", shape, |device| {
+        self.run("rotate_backward", &shape, |device| {
             device.rotate_backward(projected, &rotation(of), gradient, RotationGradients { bias, query_key_norms });
         });
     }
@@ -313,8 +314,8 @@ impl<D: Device> Device for Traced<D> {
         output: &mut D::Buffer,
         log_sum_exp: Option<&mut D::Buffer>,
     ) {
-        let shape = vec![total(spans), heads.query_heads, heads.key_value_heads, heads.head_dim];
-        self.run("attention", shape, |device| device.attention(rotated, heads, spans, caches, output, log_sum_exp));
+        let shape = [total(spans), heads.query_heads, heads.key_value_heads, heads.head_dim];
+        self.run("attention", &shape, |device| device.attention(rotated, heads, spans, caches, output, log_sum_exp));
     }
     fn attention_backward(
         &self,
@@ -326,22 +327,22 @@ impl<D: Device> Device for Traced<D> {
         spans: &[Span],
         drotated: &mut D::Buffer,
     ) {
-        let shape = vec![total(spans), heads.query_heads, heads.key_value_heads, heads.head_dim];
-        self.run("attention_backward", shape, |device| {
+        let shape = [total(spans), heads.query_heads, heads.key_value_heads, heads.head_dim];
+        self.run("attention_backward", &shape, |device| {
             device.attention_backward(doutput, rotated, output, log_sum_exp, heads, spans, drotated);
         });
     }
 
     fn swiglu(&self, gate_up: &D::Buffer, rows: usize, width: usize, y: &mut D::Buffer) {
-        self.run("swiglu", vec![rows, width], |device| device.swiglu(gate_up, rows, width, y));
+        self.run("swiglu", &[rows, width], |device| device.swiglu(gate_up, rows, width, y));
     }
     fn swiglu_backward(&self, dy: &D::Buffer, gate_up: &mut D::Buffer, rows: usize, width: usize, y: &mut D::Buffer) {
-        self.run("swiglu_backward", vec![rows, width], |device| device.swiglu_backward(dy, gate_up, rows, width, y));
+        self.run("swiglu_backward", &[rows, width], |device| device.swiglu_backward(dy, gate_up, rows, width, y));
     }
 
     fn head(&self, hidden: &D::Buffer, weights: LinearWeights<'_, Self>, targets: &[u32], temperature: f32) -> Scores {
-        let shape = vec![targets.len(), weights.outputs, weights.inputs];
-        self.run("head", shape, |device| device.head(hidden, linear(weights), targets, temperature))
+        let shape = [targets.len(), weights.outputs, weights.inputs];
+        self.run("head", &shape, |device| device.head(hidden, linear(weights), targets, temperature))
     }
     fn head_backward(
         &self,
@@ -353,8 +354,8 @@ impl<D: Device> Device for Traced<D> {
         dhidden: &mut D::Buffer,
         dweights: &mut D::Buffer,
     ) {
-        let shape = vec![targets.len(), weights.outputs, weights.inputs];
-        self.run("head_backward", shape, |device| {
+        let shape = [targets.len(), weights.outputs, weights.inputs];
+        self.run("head_backward", &shape, |device| {
             device.head_backward(hidden, linear(weights), targets, temperature, cotangents, dhidden, dweights);
         });
     }
@@ -366,12 +367,12 @@ impl<D: Device> Device for Traced<D> {
         uniforms: &[f64],
         sampleable: usize,
     ) -> Vec<(u32, f32)> {
-        let shape = vec![uniforms.len(), weights.outputs, weights.inputs];
-        self.run("head_sample", shape, |device| device.head_sample(hidden, linear(weights), temperature, uniforms, sampleable))
+        let shape = [uniforms.len(), weights.outputs, weights.inputs];
+        self.run("head_sample", &shape, |device| device.head_sample(hidden, linear(weights), temperature, uniforms, sampleable))
     }
 
     fn sum_of_squares(&self, buffer: &D::Buffer) -> f64 {
-        self.run("sum_of_squares", vec![self.device.length(buffer)], |device| device.sum_of_squares(buffer))
+        self.run("sum_of_squares", &[self.device.length(buffer)], |device| device.sum_of_squares(buffer))
     }
     fn adamw(
         &self,
@@ -382,8 +383,8 @@ impl<D: Device> Device for Traced<D> {
         second: &mut D::Buffer,
         step: AdamWStep,
     ) {
-        let shape = vec![self.device.length(weights)];
-        self.run("adamw", shape, |device| device.adamw(weights, packed, gradient, first, second, step));
+        let shape = [self.device.length(weights)];
+        self.run("adamw", &shape, |device| device.adamw(weights, packed, gradient, first, second, step));
     }
 }
 

@@ -60,7 +60,8 @@ impl<D: Device> Model<D> {
         device.scatter_rows(&scored.dstream, &batch.scored_rows, hidden, &mut shared.dstream);
     }
 
-    /// From `stream`, the residual stream before the MLP. `dstream` passes the MLP's residual connection unchanged and gains what comes through the MLP.
+    /// From `stream`, the residual stream before the MLP. `dstream` passes its residual connection unchanged and gains what comes
+    /// through the MLP.
     #[allow(clippy::too_many_arguments)]
     fn backward_mlp(
         &self,

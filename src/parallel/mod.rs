@@ -1,7 +1,8 @@
 //! Many ranks: who holds which part of a tensor and which tokens, what every collective of a step moves, what it all takes.
 //!
 //! `mesh` numbers the ranks, `sharding` cuts tensors (ZeRO-3) and lists the collectives of a step, `context` cuts sequences,
-//! `memory` adds up what a rank holds, `estimate` how long a step should take, `layouts` which grid is best. Everything here is a pure function of shapes.
+//! `memory` adds up what a rank holds, `estimate` how long a step should take, `layouts` which grid is best. Everything here is a
+//! pure function of shapes. `learner plan` is built on it; the trainer, which runs on one rank so far, does not call it yet.
 
 mod context;
 mod estimate;

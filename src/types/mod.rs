@@ -16,4 +16,4 @@ pub use episode::{Ending, Episode, EpisodeCounts, Group, Transcript, Verdict};
 pub use progress::{Phase, Progress, Silent};
 pub use random::{Key, Purpose};
 pub use task::{Slot, Task, TaskOrigin, Workspace};
-pub use units::bytes;
+pub use units::{bytes, percent};

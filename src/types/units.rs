@@ -9,6 +9,11 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
+/// A share of 1 for people.
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
 #[cfg(test)]
 mod tests {
     use super::bytes;

@@ -63,7 +63,7 @@ pub struct Case {
     pub prepare: fn(&CudaDevice, &Sizes) -> Operation,
 }
 
-/// Runs once on the device for which it was prepared.
+/// Runs on the device for which it was prepared, as often as it is called.
 pub type Operation = Box<dyn FnMut(&CudaDevice)>;
 
 fn watch(kernel: impl Into<String>, shape: impl Into<String>, minimum: Minimum) -> Watched {
@@ -200,10 +200,9 @@ impl Matrix {
 
 // ---- operations ----
 
-type Run = Box<dyn FnMut(&CudaDevice)>;
 const EPSILON: f32 = 1e-6;
 
-fn adamw(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn adamw(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let mut matrix = Matrix::new(device, sizes.rows, sizes.width);
     let gradient = drawn(device, Role::Gradients, sizes.rows * sizes.width);
     let [mut first, mut second] = [(); 2].map(|()| device.zeros(Role::Optimizer, sizes.rows * sizes.width));
@@ -221,7 +220,7 @@ fn adamw(device: &CudaDevice, sizes: &Sizes) -> Run {
     })
 }
 
-fn attention(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn attention(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let (heads, length) = (sizes.heads, sizes.length);
     let rotated = active(device, length * heads.projected_width());
     let mut output = empty(device, length * heads.query_width());
@@ -234,7 +233,7 @@ fn attention(device: &CudaDevice, sizes: &Sizes) -> Run {
     })
 }
 
-fn attention_backward(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn attention_backward(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let (heads, length) = (sizes.heads, sizes.length);
     let rotated = active(device, length * heads.projected_width());
     let [mut output, doutput] = [(); 2].map(|()| active(device, length * heads.query_width()));
@@ -249,7 +248,7 @@ fn attention_backward(device: &CudaDevice, sizes: &Sizes) -> Run {
 }
 
 /// Every run gives the sequences as they were before their last token.
-fn decode(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn decode(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let (heads, keys, sequences) = (sizes.heads, sizes.length, sizes.sequences);
     let prompt = active(device, (keys - 1) * heads.projected_width());
     let mut prompt_output = empty(device, (keys - 1) * heads.query_width());
@@ -266,63 +265,63 @@ fn decode(device: &CudaDevice, sizes: &Sizes) -> Run {
     })
 }
 
-fn cast_to_bf16(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn cast_to_bf16(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let length = sizes.rows * sizes.width;
     let (from, mut to) = (drawn(device, Role::Gradients, length), empty(device, length));
     Box::new(move |device| device.copy(&from, &mut to, length))
 }
 
-fn cast_to_float(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn cast_to_float(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let length = sizes.rows * sizes.width;
     let (from, mut to) = (active(device, length), device.zeros(Role::Gradients, length));
     Box::new(move |device| device.copy(&from, &mut to, length))
 }
 
-fn scale(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn scale(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let mut values = drawn(device, Role::Gradients, sizes.rows * sizes.width);
     Box::new(move |device| device.scale(&mut values, 0.5))
 }
 
-fn gather(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
+fn gather(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation {
     let (from, mut to, numbers) = (active(device, rows * width), empty(device, rows * width), scattered(rows));
     Box::new(move |device| device.gather_rows(&from, &numbers, width, &mut to))
 }
 
-fn scatter(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
+fn scatter(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation {
     let (from, mut to, numbers) = (active(device, rows * width), empty(device, rows * width), scattered(rows));
     Box::new(move |device| device.scatter_rows(&from, &numbers, width, &mut to))
 }
 
-fn embed(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
+fn embed(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation {
     let (table, mut x, ids) = (drawn(device, Role::Weights, rows * width), empty(device, rows * width), ids(rows, rows));
     Box::new(move |device| device.embed(&table, None, &ids, width, &mut x))
 }
 
-fn embed_backward(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
+fn embed_backward(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation {
     let (dx, mut dtable) = (active(device, rows * width), device.zeros(Role::Gradients, rows / 2 * width));
     let ids = ids(rows, rows / 2);
     Box::new(move |device| device.embed_backward(&dx, &ids, width, &mut dtable))
 }
 
-fn linear(device: &CudaDevice, &Sizes { product, .. }: &Sizes) -> Run {
+fn linear(device: &CudaDevice, &Sizes { product, .. }: &Sizes) -> Operation {
     let matrix = Matrix::new(device, product, product);
     let (x, mut y) = (active(device, product * product), empty(device, product * product));
     Box::new(move |device| device.linear(&x, matrix.linear(), &mut y, product))
 }
 
-fn linear_f32(device: &CudaDevice, &Sizes { product, .. }: &Sizes) -> Run {
+fn linear_f32(device: &CudaDevice, &Sizes { product, .. }: &Sizes) -> Operation {
     let matrix = Matrix::new(device, product, product);
     let (x, mut y) = (active(device, product * product), device.zeros(Role::Statistics, product * product));
     Box::new(move |device| device.linear(&x, matrix.linear(), &mut y, product))
 }
 
-fn linear_input_gradient(device: &CudaDevice, &Sizes { product, .. }: &Sizes) -> Run {
+fn linear_input_gradient(device: &CudaDevice, &Sizes { product, .. }: &Sizes) -> Operation {
     let matrix = Matrix::new(device, product, product);
     let (dy, mut dx) = (active(device, product * product), empty(device, product * product));
     Box::new(move |device| device.linear_input_gradient(&dy, matrix.linear(), &mut dx, product))
 }
 
-fn linear_weight_gradient(device: &CudaDevice, &Sizes { product, .. }: &Sizes) -> Run {
+fn linear_weight_gradient(device: &CudaDevice, &Sizes { product, .. }: &Sizes) -> Operation {
     let [dy, x] = [(); 2].map(|()| active(device, product * product));
     let mut dw = device.zeros(Role::Gradients, product * product);
     Box::new(move |device| device.linear_weight_gradient(&dy, &x, &mut dw, product, product, product))
@@ -334,14 +333,14 @@ fn head_inputs(device: &CudaDevice, sizes: &Sizes) -> (Matrix, Buffer, Vec<u32>)
     (matrix, active(device, sizes.head_rows * sizes.head_inputs), targets)
 }
 
-fn head(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn head(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let (matrix, hidden, targets) = head_inputs(device, sizes);
     Box::new(move |device| {
         device.head(&hidden, matrix.linear(), &targets, 1.0);
     })
 }
 
-fn head_backward(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn head_backward(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let (matrix, hidden, targets) = head_inputs(device, sizes);
     let cotangents = Cotangents { log_probs: vec![-1.0 / targets.len() as f32; targets.len()], entropies: None };
     let mut dhidden = empty(device, sizes.head_rows * sizes.head_inputs);
@@ -351,7 +350,7 @@ fn head_backward(device: &CudaDevice, sizes: &Sizes) -> Run {
     })
 }
 
-fn head_sample(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn head_sample(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let (matrix, hidden, targets) = head_inputs(device, sizes);
     let uniforms: Vec<f64> = (0..targets.len()).map(|row| (row as f64 + 0.5) / targets.len() as f64).collect();
     let sampleable = sizes.vocabulary;
@@ -360,19 +359,19 @@ fn head_sample(device: &CudaDevice, sizes: &Sizes) -> Run {
     })
 }
 
-fn rms_norm(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
+fn rms_norm(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation {
     let (x, weight, mut y) = (active(device, rows * width), drawn(device, Role::Weights, width), empty(device, rows * width));
     Box::new(move |device| device.rms_norm(&x, &weight, EPSILON, rows, width, &mut y))
 }
 
-fn add_rms_norm(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
+fn add_rms_norm(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation {
     let [x, branch] = [(); 2].map(|()| active(device, rows * width));
     let [mut sum, mut y] = [(); 2].map(|()| empty(device, rows * width));
     let weight = drawn(device, Role::Weights, width);
     Box::new(move |device| device.add_rms_norm(&x, &branch, &weight, EPSILON, rows, width, &mut sum, &mut y))
 }
 
-fn rms_norm_backward(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
+fn rms_norm_backward(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation {
     let [dy, x, mut dx] = [(); 3].map(|()| active(device, rows * width));
     let (weight, mut dweight) = (drawn(device, Role::Weights, width), device.zeros(Role::Gradients, width));
     Box::new(move |device| device.rms_norm_backward(&dy, &x, &weight, EPSILON, rows, width, &mut dx, &mut dweight))
@@ -401,13 +400,13 @@ impl Rotating {
     }
 }
 
-fn rotate(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn rotate(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let (rotating, length) = (Rotating::new(device, sizes), sizes.rows * sizes.heads.projected_width());
     let (projected, mut rotated) = (active(device, length), empty(device, length));
     Box::new(move |device| device.rotate(&projected, &rotating.rotation(), &mut rotated))
 }
 
-fn rotate_backward(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn rotate_backward(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let (rotating, length) = (Rotating::new(device, sizes), sizes.rows * sizes.heads.projected_width());
     let [projected, mut gradient] = [(); 2].map(|()| active(device, length));
     let [mut query, mut key] = [(); 2].map(|()| device.zeros(Role::Gradients, sizes.heads.head_dim));
@@ -417,19 +416,19 @@ fn rotate_backward(device: &CudaDevice, sizes: &Sizes) -> Run {
     })
 }
 
-fn sum_of_squares(device: &CudaDevice, sizes: &Sizes) -> Run {
+fn sum_of_squares(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let values = drawn(device, Role::Gradients, sizes.rows * sizes.width);
     Box::new(move |device| {
         device.sum_of_squares(&values);
     })
 }
 
-fn swiglu(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
+fn swiglu(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation {
     let (gate_up, mut y) = (active(device, 2 * rows * width), empty(device, rows * width));
     Box::new(move |device| device.swiglu(&gate_up, rows, width, &mut y))
 }
 
-fn swiglu_backward(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Run {
+fn swiglu_backward(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation {
     let (dy, mut gate_up, mut y) = (active(device, rows * width), active(device, 2 * rows * width), empty(device, rows * width));
     Box::new(move |device| device.swiglu_backward(&dy, &mut gate_up, rows, width, &mut y))
 }

@@ -8,24 +8,24 @@ use serde::Serialize;
 use crate::cli::CliError;
 use crate::device::{Device, Traced};
 use crate::model::Model;
-use crate::types::bytes;
+use crate::types::{self, bytes};
 
-/// Milliseconds of repetitions of the same work.
+/// Times of repetitions of the same work, in the unit of whoever measured them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Milliseconds {
+pub struct Spread {
     pub median: f64,
     pub min: f64,
     pub max: f64,
 }
 
-impl Milliseconds {
+impl Spread {
     /// Of at least one time; the median of an even number is the mean of the middle two.
-    pub fn of(mut times: Vec<f64>) -> Milliseconds {
+    pub fn of(mut times: Vec<f64>) -> Spread {
         assert!(!times.is_empty(), "nothing was timed");
         times.sort_by(f64::total_cmp);
         let middle = times.len() / 2;
         let median = if times.len() % 2 == 1 { times[middle] } else { (times[middle - 1] + times[middle]) / 2.0 };
-        Milliseconds { median, min: times[0], max: times[times.len() - 1] }
+        Spread { median, min: times[0], max: times[times.len() - 1] }
     }
 }
 
@@ -82,10 +82,10 @@ impl MemoryTable {
 
 /// A percentage, or `n/a`: an unknown peak has no share.
 pub fn percent(share: Option<f64>) -> String {
-    share.map_or("n/a".to_string(), |share| format!("{:.1} %", 100.0 * share))
+    share.map_or("n/a".to_string(), types::percent)
 }
 
-/// `forward 12.3 ms, head 4.5 ms`
+/// `forward 12.30 ms, head 4.50 ms`
 pub fn phase_line(phases: &BTreeMap<&'static str, f64>) -> String {
     let parts: Vec<String> = phases.iter().map(|(phase, time)| format!("{phase} {time:.2} ms")).collect();
     parts.join(", ")
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn times_are_summed_up() {
-        assert_eq!(Milliseconds::of(vec![3.0, 1.0, 2.0]), Milliseconds { median: 2.0, min: 1.0, max: 3.0 });
-        assert_eq!(Milliseconds::of(vec![4.0, 1.0, 2.0, 3.0]).median, 2.5);
+        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]).median, 2.5);
     }
 
     /// 989e12 FLOPs in two seconds on a peak of 989e12 a second is one half.

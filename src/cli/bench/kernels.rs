@@ -4,10 +4,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::cases::{Case, Sizes, Watched, cases};
-use super::figures::{Milliseconds, percent};
+use super::figures::{Spread, percent};
 use crate::cli::device::unless_the_device_fails;
 use crate::cli::{CliError, OutputArguments, print_json, print_text};
-use crate::device::cuda::{EmulatorSettings, Finding, KernelCounters, LineCounters};
+use crate::device::cuda::{DeviceError, EmulatorSettings, Finding, KernelCounters, LineCounters};
 use crate::device::{CudaDevice, Device, DeviceChoice, Peaks};
 
 #[derive(clap::Args)]
@@ -60,7 +60,7 @@ struct Counted {
 /// On a real GPU, of one launch.
 #[derive(Serialize)]
 struct Timed {
-    microseconds: Microseconds,
+    microseconds: Spread,
     #[serde(skip_serializing_if = "Option::is_none")]
     tflops: Option<f64>,
     gigabytes_per_second: f64,
@@ -68,21 +68,11 @@ struct Timed {
     share_of_roof: Option<f64>,
 }
 
-#[derive(Serialize)]
-struct Microseconds {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
 pub fn run(arguments: &KernelsArguments, output: &OutputArguments) -> Result<(), CliError> {
-    let (device, sizes) = match arguments.device {
+    let sizes = match arguments.device {
         DeviceChoice::Cpu => return Err(CliError::Refused("--device cpu: kernels run on cuda or emulated".into())),
-        DeviceChoice::Cuda { ordinal } => (CudaDevice::open(ordinal), Sizes::REAL),
-        DeviceChoice::Emulated { .. } => {
-            let settings = EmulatorSettings { count: true, stop_at_findings: false, ..EmulatorSettings::default() };
-            (CudaDevice::emulated(&settings, 0), Sizes::EMULATED)
-        }
+        DeviceChoice::Cuda { .. } => Sizes::REAL,
+        DeviceChoice::Emulated { .. } => Sizes::EMULATED,
     };
     let mut cases = cases(&sizes);
     let asked = |watched: &Watched| {
@@ -100,7 +90,7 @@ pub fn run(arguments: &KernelsArguments, output: &OutputArguments) -> Result<(),
         case.watched.retain(asked);
         !case.watched.is_empty()
     });
-    let device = device.map_err(CliError::refused)?;
+    let device = open(arguments.device).map_err(CliError::refused)?;
     if !output.json {
         print_text(&format!("{}\n{}\n", device.describe(), heading(&device)))?;
     }
@@ -108,7 +98,7 @@ pub fn run(arguments: &KernelsArguments, output: &OutputArguments) -> Result<(),
     let mut found = Vec::new();
     for case in &cases {
         device.clear_findings();
-        let measured = unless_the_device_fails(|| measure(&device, &sizes, case, output.verbose > 0))?;
+        let measured = measured(&device, &sizes, case, output.verbose > 0)?;
         for row in &measured {
             if !output.json {
                 print_text(&row.text())?;
@@ -123,6 +113,31 @@ pub fn run(arguments: &KernelsArguments, output: &OutputArguments) -> Result<(),
     match found.first() {
         Some(first) => Err(CliError::Failed(format!("the emulated GPU found {first}; {} findings in all", found.len()))),
         None => Ok(()),
+    }
+}
+
+fn open(choice: DeviceChoice) -> Result<CudaDevice, DeviceError> {
+    match choice {
+        DeviceChoice::Cuda { ordinal } => CudaDevice::open(ordinal),
+        DeviceChoice::Cpu | DeviceChoice::Emulated { .. } => {
+            let settings = EmulatorSettings { count: true, stop_at_findings: false, ..EmulatorSettings::default() };
+            CudaDevice::emulated(&settings, 0)
+        }
+    }
+}
+
+/// One row for each watched kernel, or for each of its variants that ran.
+///
+/// # Errors
+/// A watched kernel was not launched: the case is wrong.
+fn measured(device: &CudaDevice, sizes: &Sizes, case: &Case, lines: bool) -> Result<Vec<Row>, CliError> {
+    let rows = unless_the_device_fails(|| measure(device, sizes, case, lines))?;
+    match case.watched.iter().find(|watched| !rows.iter().any(|row| is(&row.kernel, watched))) {
+        Some(missing) => Err(CliError::Failed(format!(
+            "{} was to be measured and did not run: its case in bench/cases.rs is wrong",
+            missing.kernel
+        ))),
+        None => Ok(rows),
     }
 }
 
@@ -154,9 +169,12 @@ fn measure(device: &CudaDevice, sizes: &Sizes, case: &Case, lines: bool) -> Vec<
     case.watched.iter().filter_map(of).collect()
 }
 
-/// Whether a launched kernel is the watched one, or the variant of it that the device chose.
+/// Whether a launched kernel is the watched one, or the variant of it that the device chose: its tile (`_64x64`) or head_dim (`_d64`).
 fn is(kernel: &str, watched: &Watched) -> bool {
-    kernel.strip_prefix(&watched.kernel).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+    let variant = |rest: &str| {
+        rest.strip_prefix('_').is_some_and(|name| name.trim_start_matches('d').starts_with(|c: char| c.is_ascii_digit()))
+    };
+    kernel.strip_prefix(&watched.kernel).is_some_and(|rest| rest.is_empty() || variant(rest))
 }
 
 fn row(watched: &Watched, kernel: String, measured: Measured) -> Row {
@@ -187,10 +205,11 @@ fn counted(watched: &Watched, counters: &KernelCounters, findings: &[Finding], l
 }
 
 fn timed(watched: &Watched, kernel: String, times: Vec<f64>, peaks: Option<Peaks>) -> Row {
-    let Milliseconds { median, min, max } = Milliseconds::of(times);
+    let spread = Spread::of(times);
+    let median = spread.median;
     let (bytes, flops) = (watched.minimum.total_bytes() as f64, watched.minimum.flops as f64);
     let measured = Timed {
-        microseconds: Microseconds { median, min, max },
+        microseconds: spread,
         tflops: (flops > 0.0).then(|| flops / median / 1e6),
         gigabytes_per_second: bytes / median / 1e3,
         share_of_roof: peaks.map(|peaks| share_of_roof(bytes, flops, median, peaks)),
@@ -290,7 +309,11 @@ mod tests {
         let watched = |kernel: &str| Watched { kernel: kernel.to_string(), shape: String::new(), minimum: Default::default() };
         assert!(is("gemm_nt_bf16_64x64", &watched("gemm_nt_bf16")));
         assert!(is("swiglu", &watched("swiglu")));
-        assert!(!is("embedding", &watched("embed")));
+        assert!(is("rotate_d128", &watched("rotate")));
+        for (kernel, other) in [("embed_backward", "embed"), ("rms_norm_backward", "rms_norm"), ("rotate_backward_d64", "rotate")]
+        {
+            assert!(!is(kernel, &watched(other)));
+        }
         assert!(!is("gemm_nt_f32_64x64", &watched("gemm_nt_bf16")));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::figures::{MemoryTable, Milliseconds, phase_line, timed};
+use super::figures::{MemoryTable, Spread, phase_line, timed};
 use super::trace::{self, OperationTime};
 use super::{ModelArguments, Subject};
 use crate::cli::device::{self, Work};
@@ -26,8 +26,8 @@ pub struct RolloutArguments {
     steps: usize,
 }
 
-/// The token read with the prompt's pass and the one of the traced step, beside those that are timed.
-const TOKENS_NOT_TIMED: usize = 2;
+/// The token that the pass over the prompt samples, before those that are timed.
+const TOKENS_NOT_TIMED: usize = 1;
 
 #[derive(Serialize)]
 struct RolloutReport {
@@ -42,7 +42,7 @@ struct RolloutReport {
     steps: usize,
     prefill_ms: f64,
     prefill_tokens_per_second: f64,
-    decode_ms_per_step: Milliseconds,
+    decode_ms_per_step: Spread,
     decode_tokens_per_second: f64,
     cache_bytes: usize,
     memory: MemoryTable,
@@ -116,7 +116,7 @@ fn measure<D: Device>(model: &Model<Traced<D>>, arguments: &RolloutArguments) ->
     trace::write(arguments.model.trace.as_deref(), &spans, "learner bench rollout")?;
 
     let (prefill_spans, decode_spans) = spans.split_at(prefill_spans);
-    let decode = Milliseconds::of(measured.decode);
+    let decode = Spread::of(measured.decode);
     Ok(RolloutReport {
         benchmark: "rollout",
         device: device.describe(),

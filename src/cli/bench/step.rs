@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::figures::{MemoryTable, Milliseconds, percent, phase_line, timed, utilisation};
+use super::figures::{MemoryTable, Spread, percent, phase_line, timed, utilisation};
 use super::trace::{self, OperationTime};
 use super::{ModelArguments, Subject};
 use crate::algorithm::ClipSettings;
@@ -25,7 +25,7 @@ pub struct StepArguments {
     steps: usize,
 }
 
-/// Sequences are cut so that each is at least two tokens long.
+/// Sequences are cut so that each is at least four tokens long.
 const LEAST_CONTEXT: usize = 32;
 
 /// Lengths of a step's sequences as divisors of the context, `2 x context` tokens in all: the long one makes a micro-batch of its
@@ -48,7 +48,7 @@ struct StepReport {
     tokens: usize,
     trained_tokens: usize,
     steps: usize,
-    step_ms: Milliseconds,
+    step_ms: Spread,
     tokens_per_second_per_device: f64,
     flops: FlopsReport,
     mfu_c6: Option<f64>,
@@ -121,7 +121,7 @@ fn measure<D: Device>(model: Model<Traced<D>>, arguments: &StepArguments) -> Res
     let spans = device.stop_recording();
     trace::write(arguments.model.trace.as_deref(), &spans, "learner bench step")?;
 
-    let step_ms = Milliseconds::of(times);
+    let step_ms = Spread::of(times);
     let peak = device.peaks().map(|peaks| peaks.tensor_flops);
     let tokens: usize = lengths.iter().sum();
     Ok(StepReport {
