@@ -171,19 +171,25 @@ DEVICE void store_rows(const float (&values)[1][head_dim / 8][4], const float (&
     }
 }
 
+// A page `place` bytes from `blocks`.
+DEVICE const bf16* page_at(const bf16* blocks, int64_t place) {
+    return reinterpret_cast<const bf16*>(reinterpret_cast<uintptr_t>(blocks) + uintptr_t(place));
+}
+
 // Keys and values of one key/value head of one sequence, page by page in turn (keys 0, values 0, keys 1, ..), through a ring of
 // three tiles: while one is read, the next is on its way or there, and the one after goes where the last was.
 template <int threads, int head_dim> struct PageStream {
     using PageTile = Tile<KEYS_PER_PAGE, head_dim>;
-    PageTile* ring;      // three tiles
-    int to;              // the tile that is filled next; it is being read until then
-    bf16* const* pages;  // page table, from the next 32 entries on
-    Vector8 entries;     // each lane's of the last 32: one load, and its latency, for 2,048 keys
-    int entry;           // of them, the one that comes next
-    const bf16* page;    // whose keys were copied last
-    int key_offset;      // of this head's keys in a page
-    int value_offset;    // and of its values
-    int keys_left;       // from `page` on: what is beyond becomes zero
+    PageTile* ring;       // three tiles
+    int to;               // the tile that is filled next; it is being read until then
+    const bf16* blocks;   // what the places of pages count from
+    const int64_t* pages; // page table, from the next 32 entries on
+    Vector8 entries;      // each lane's of the last 32: one load, and its latency, for 2,048 keys
+    int entry;            // of them, the one that comes next
+    const bf16* page;     // whose keys were copied last
+    int key_offset;       // of this head's keys in a page
+    int value_offset;     // and of its values
+    int keys_left;        // from `page` on: what is beyond becomes zero
     bool values_next;
 
     DEVICE void copy_next() {
@@ -204,19 +210,21 @@ template <int threads, int head_dim> struct PageStream {
             entry = 0;
         }
         const uint64_t low = shuffle(entries.words[0], entry), high = shuffle(entries.words[1], entry);
-        page = reinterpret_cast<const bf16*>(high << 32 | low);
+        page = page_at(blocks, int64_t(high << 32 | low));
         ++entry;
     }
 
-    // `table` points to the page of the first of `keys` keys. Tile 2 of the ring stays free until the first `next`.
-    DEVICE void start(PageTile* ring_of_three, bf16* const* table, int key_value_heads, int head, int keys) {
+    // `table` points to the page of the first of `keys` keys; pages hold `page_heads` heads, of which this is number `head`. Tile 2 of
+    // the ring stays free until the first `next`.
+    DEVICE void start(PageTile* ring_of_three, const bf16* origin, const int64_t* table, int page_heads, int head, int keys) {
         ring = ring_of_three;
         to = 0;
+        blocks = origin;
         pages = table;
         entries = Vector8{};
         entry = WARP;
         key_offset = head * KEYS_PER_PAGE * head_dim;
-        value_offset = (key_value_heads + head) * KEYS_PER_PAGE * head_dim;
+        value_offset = (page_heads + head) * KEYS_PER_PAGE * head_dim;
         keys_left = keys;
         values_next = false;
         copy_next();

@@ -1,7 +1,8 @@
-// Backward of attention over whole sequences, without atomics: every sum has one owner and a fixed order (Dao 2023, with the
+// Backward of attention over blocks of keys, without atomics: every sum has one owner and a fixed order (Dao 2023, with the
 // gradients by queries in a pass of their own: 7 products instead of 5, and the same bits in every run).
 //   attention_delta              delta = sum over columns of doutput output, per row and head
-//   attention_backward_keys      dV = sum of P^T doutput, dK = scale sum of dS^T Q, over the group's heads, then queries
+//   attention_backward_keys      dV = sum of P^T doutput, dK = scale sum of dS^T Q, over the group's heads, then queries; in f32, as
+//                                the queries of a document may lie on several ranks
 //   attention_backward_queries   dQ = scale sum of dS K, over keys ascending
 // with P = exp(scale Q K^T - log_sum_exp) computed again and dS = P (doutput V^T - delta). P and dS are rounded to bf16 only as
 // operands; they never leave registers, because each kernel computes them in the orientation it goes on with.
@@ -9,25 +10,31 @@
 
 constexpr int DELTA_THREADS = 128;
 
-// head_dim / 8 lanes per (row, head), 8 columns each.
+// A warp per row; head_dim / 8 lanes per head, 8 columns each.
 template <int head_dim> DEVICE void attention_delta(const AttentionBackward& arguments) {
     constexpr int lanes = head_dim / 8;
-    const int64_t count = arguments.rows * arguments.query_heads;
-    const int64_t stride = int64_t(gridDim.x) * (DELTA_THREADS / lanes);
-    const int column = int(threadIdx.x) % lanes * 8;
-    // The bound is rounded up so that all lanes of a warp meet in the sum.
-    for (int64_t base = int64_t(blockIdx.x) * (DELTA_THREADS / lanes); base < count; base += stride) {
-        const int64_t index = base + int(threadIdx.x) / lanes;
-        float sum = 0.0f;
-        if (index < count) {
-            float doutput[8], output[8];
-            unpack8(load16(arguments.doutput + index * head_dim + column), doutput);
-            unpack8(load16(arguments.output + index * head_dim + column), output);
+    const HeadRange& heads = arguments.heads;
+    const int group = heads.query_heads / heads.key_value_heads;
+    const int first_head = heads.first * group, end_head = first_head + heads.count * group;
+    const int column = lane() % lanes * 8;
+    const int64_t stride = int64_t(gridDim.x) * (DELTA_THREADS / WARP);
+    for (int64_t row = int64_t(blockIdx.x) * (DELTA_THREADS / WARP) + warp(); row < arguments.rows; row += stride) {
+        // The bound is of a whole warp, so that all lanes meet in the sum.
+#pragma unroll 4
+        for (int base = first_head; base < end_head; base += WARP / lanes) {
+            const int head = base + lane() / lanes;
+            const int64_t index = row * heads.query_heads + head;
+            float sum = 0.0f;
+            if (head < end_head) {
+                float doutput[8], output[8];
+                unpack8(load16(arguments.doutput + index * head_dim + column), doutput);
+                unpack8(load16(arguments.output + index * head_dim + column), output);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) sum = multiply_add(doutput[i], output[i], sum);
+                for (int i = 0; i < 8; ++i) sum = multiply_add(doutput[i], output[i], sum);
+            }
+            sum = warp_sum<lanes>(sum);
+            if (head < end_head && column == 0) arguments.delta[index] = sum;
         }
-        sum = warp_sum<lanes>(sum);
-        if (index < count && column == 0) arguments.delta[index] = sum;
     }
 }
 
@@ -48,39 +55,53 @@ template <int head_dim> struct KeysShared {
     Stage stages[2];
 };
 
+// Writes the warp's 16 rows of an accumulator, times `factor`, to rows of head_dim from row `row` on: a sector per row at a time.
+template <int head_dim>
+DEVICE void store_floats_of_rows(const float (&values)[1][head_dim / 8][4], float factor, float* to, int row) {
+#pragma unroll
+    for (int n = 0; n < head_dim / 8; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float low = normalised(values[0][n][2 * half], factor), high = normalised(values[0][n][2 * half + 1], factor);
+            store8(to + (row + lane_group() + 8 * half) * head_dim + 8 * n + 2 * lane_member(),
+                   Vector8{{float_to_bits(low), float_to_bits(high)}});
+        }
+    }
+}
+
 template <int head_dim> DEVICE void attention_backward_keys(const AttentionBackward& arguments, KeysShared<head_dim>& shared) {
     constexpr int QUERIES = QUERIES_PER_STEP<head_dim>;
-    const AttentionTile tile = arguments.tiles[blockIdx.x];
-    const AttentionSpan span = arguments.spans[tile.span];
-    const int key_head = int(blockIdx.y);
-    const int group = arguments.query_heads / arguments.key_value_heads;
-    const int output_width = arguments.query_heads * head_dim;
-    const int width = output_width + 2 * arguments.key_value_heads * head_dim;
-    const int64_t first_row = int64_t(span.row) + tile.first; // of the keys, and of the first queries that see them
-    const int count = span.length - tile.first;               // queries that see any of the keys
+    constexpr int STEPS_PER_TILE = QUERIES_PER_TILE / QUERIES;
+    const AttentionKeys keys = arguments.keys[blockIdx.x];
+    const HeadRange& heads = arguments.heads;
+    const int group = heads.query_heads / heads.key_value_heads;
+    const int output_width = heads.query_heads * head_dim;
+    const int width = output_width + 2 * heads.key_value_heads * head_dim;
     const float scale_log2 = arguments.scale * LOG2_E;
-    const int key_column = output_width + key_head * head_dim;
-    const int value_column = key_column + arguments.key_value_heads * head_dim;
 
     // A step is QUERIES queries of one head: all steps of the first head of the group, then of the next.
     struct Step {
         int head;
-        int first_query; // from tile.first
+        int number; // STEPS_PER_TILE times the tile, and the step in it
     };
-    const int end_head = (key_head + 1) * group;
+    const int first_number = keys.first_tile * STEPS_PER_TILE, end_number = keys.end_tile * STEPS_PER_TILE;
+    const int first_head = (heads.first + int(blockIdx.y)) * group;
+    const int end_head = first_number < end_number ? first_head + group : first_head;
     const auto after = [&](Step step) {
-        return step.first_query + QUERIES < count ? Step{step.head, step.first_query + QUERIES} : Step{step.head + 1, 0};
+        return step.number + 1 < end_number ? Step{step.head, step.number + 1} : Step{step.head + 1, first_number};
     };
     float statistic = 0.0f; // this thread's of the step copied last
     const auto copy_step = [&](Step step, auto& stage) {
         if (step.head < end_head) {
-            const int64_t row = first_row + step.first_query;
-            const int rows = count - step.first_query;
+            const AttentionSpan tile = arguments.tiles[step.number / STEPS_PER_TILE];
+            const int first_query = step.number % STEPS_PER_TILE * QUERIES;
+            const int64_t row = tile.row + first_query;
+            const int rows = tile.length - first_query;
             const int column = step.head * head_dim;
             copy_rows<BACKWARD_THREADS>(stage.queries, arguments.rotated + row * width + column, width, rows);
             copy_rows<BACKWARD_THREADS>(stage.doutputs, arguments.doutput + row * output_width + column, output_width, rows);
             const int query = int(threadIdx.x) % QUERIES;
-            const int64_t at = (row + query) * arguments.query_heads + step.head;
+            const int64_t at = (row + query) * heads.query_heads + step.head;
             if (int(threadIdx.x) < QUERIES) {
                 statistic = query < rows ? LOG2_E * arguments.log_sum_exp[at] : INFINITE; // no query: probability 0
             } else if (int(threadIdx.x) < 2 * QUERIES) {
@@ -90,9 +111,13 @@ template <int head_dim> DEVICE void attention_backward_keys(const AttentionBackw
         commit_copies();
     };
 
-    copy_rows<BACKWARD_THREADS>(shared.keys, arguments.rotated + first_row * width + key_column, width, count);
-    copy_rows<BACKWARD_THREADS>(shared.values, arguments.rotated + first_row * width + value_column, width, count);
-    Step step = {key_head * group, 0};
+    // Where this head's keys, and from there its values, lie in the blocks and in their gradients.
+    const int64_t place = (int64_t(keys.block) * 2 * heads.count + blockIdx.y) * KEYS_PER_PAGE * head_dim;
+    const int to_values = heads.count * KEYS_PER_PAGE * head_dim;
+    const int key_count = first_head < end_head ? KEYS_PER_PAGE : 0;
+    copy_rows<BACKWARD_THREADS>(shared.keys, arguments.blocks + place, head_dim, key_count);
+    copy_rows<BACKWARD_THREADS>(shared.values, arguments.blocks + place + to_values, head_dim, key_count);
+    Step step = {first_head, first_number};
     copy_step(step, shared.stages[0]);
     float dkeys[1][head_dim / 8][4], dvalues[1][head_dim / 8][4];
     clear(dkeys);
@@ -108,14 +133,16 @@ template <int head_dim> DEVICE void attention_backward_keys(const AttentionBackw
         float weights[1][QUERIES / 8][4], dweights[1][QUERIES / 8][4]; // [16 keys, QUERIES]
         multiply_tiles<head_dim>(weights, shared.keys, warp_row, stage.queries);
         multiply_tiles<head_dim>(dweights, shared.values, warp_row, stage.doutputs);
-        const bool diagonal = step.first_query < KEYS_PER_PAGE;
+        // Of the first query, from the first key on.
+        const int position = arguments.tiles[step.number / STEPS_PER_TILE].past + step.number % STEPS_PER_TILE * QUERIES - keys.first;
+        const bool diagonal = position < KEYS_PER_PAGE;
 #pragma unroll
         for (int n = 0; n < QUERIES / 8; ++n) {
             const int query = 8 * n + 2 * lane_member();
             const Vector8 log2_sum_exps = load8(&stage.statistics[0][query]), deltas = load8(&stage.statistics[1][query]);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const bool hidden = diagonal && warp_row + lane_group() + 8 * (i / 2) > step.first_query + query + i % 2;
+                const bool hidden = diagonal && warp_row + lane_group() + 8 * (i / 2) > position + query + i % 2;
                 const float p = probability(weights[0][n][i], scale_log2, bits_to_float(log2_sum_exps.words[i % 2]));
                 weights[0][n][i] = hidden ? 0.0f : p;
                 dweights[0][n][i] = score_gradient(weights[0][n][i], dweights[0][n][i], bits_to_float(deltas.words[i % 2]));
@@ -125,12 +152,10 @@ template <int head_dim> DEVICE void attention_backward_keys(const AttentionBackw
         multiply_weights(dkeys, dweights, stage.queries, 0);
     }
 
-    // Each warp read only its own rows of the keys and values: their gradients leave through the same places.
-    bf16* const to = arguments.drotated + first_row * width;
-    const float scales[2] = {arguments.scale, arguments.scale}, ones[2] = {1.0f, 1.0f};
-    sync_warp();
-    store_rows<head_dim>(dkeys, scales, shared.keys, warp_row, to + key_column, width, count);
-    store_rows<head_dim>(dvalues, ones, shared.values, warp_row, to + value_column, width, count);
+    float* const to = arguments.dblocks + place;
+    store_floats_of_rows<head_dim>(dkeys, arguments.scale, to, warp_row);
+    store_floats_of_rows<head_dim>(dvalues, 1.0f, to + to_values, warp_row);
+    wait_copies<0>();
 }
 
 // ---- gradients by queries ----
@@ -145,25 +170,27 @@ template <int head_dim> struct QueriesShared {
 
 template <int head_dim>
 DEVICE void attention_backward_queries(const AttentionBackward& arguments, QueriesShared<head_dim>& shared) {
-    const AttentionTile tile = arguments.tiles[blockIdx.x];
-    const AttentionSpan span = arguments.spans[tile.span];
-    const int head = int(blockIdx.y);
-    const int64_t key_head = head / (arguments.query_heads / arguments.key_value_heads);
-    const int64_t output_width = int64_t(arguments.query_heads) * head_dim;
-    const int64_t width = output_width + 2 * int64_t(arguments.key_value_heads) * head_dim;
-    const int64_t first_row = int64_t(span.row) + tile.first;
-    const int count = minimum(span.length - tile.first, QUERIES_PER_TILE);
-    const int keys = tile.first + count;
+    const AttentionSpan tile = arguments.tiles[blockIdx.x];
+    const HeadRange& heads = arguments.heads;
+    const int group = heads.query_heads / heads.key_value_heads;
+    const int head = heads.first * group + int(blockIdx.y);
+    const int64_t output_width = int64_t(heads.query_heads) * head_dim;
+    const int64_t width = output_width + 2 * int64_t(heads.key_value_heads) * head_dim;
+    const int64_t first_row = tile.row;
+    const int count = tile.length;
+    const int keys = tile.past + count; // those that the last query sees
     const int64_t column = int64_t(head) * head_dim;
     const float scale_log2 = arguments.scale * LOG2_E;
 
-    const bf16* const first_key_row = arguments.rotated + int64_t(span.row) * width + output_width + key_head * head_dim;
+    const int64_t* const pages = arguments.pages + tile.page;
+    const int page_head = int(blockIdx.y) / group;
     const auto copy_step = [&](int first_key) {
         if (first_key < keys) {
             auto& stage = shared.stages[first_key / KEYS_PER_PAGE % 2];
-            const bf16* from = first_key_row + first_key * width;
-            copy_rows<BACKWARD_THREADS>(stage.keys, from, width, keys - first_key);
-            copy_rows<BACKWARD_THREADS>(stage.values, from + arguments.key_value_heads * head_dim, width, keys - first_key);
+            const bf16* const page = page_at(arguments.blocks, pages[first_key / KEYS_PER_PAGE]);
+            const bf16* const from = page + page_head * KEYS_PER_PAGE * head_dim;
+            copy_rows<BACKWARD_THREADS>(stage.keys, from, head_dim, keys - first_key);
+            copy_rows<BACKWARD_THREADS>(stage.values, from + heads.count * KEYS_PER_PAGE * head_dim, head_dim, keys - first_key);
         }
         commit_copies();
     };
@@ -180,12 +207,12 @@ DEVICE void attention_backward_queries(const AttentionBackward& arguments, Queri
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int row = warp_row + lane_group() + 8 * half;
-        const int64_t at = (first_row + row) * arguments.query_heads + head;
+        const int64_t at = (first_row + row) * heads.query_heads + head;
         log2_sum_exps[half] = row < count ? LOG2_E * arguments.log_sum_exp[at] : INFINITE; // no query: probability 0
         deltas[half] = row < count ? arguments.delta[at] : 0.0f;
     }
 
-    const int first_position = tile.first + warp_row;
+    const int first_position = tile.past + warp_row;
     const int positions[2] = {first_position + lane_group(), first_position + lane_group() + 8};
     float dqueries[1][head_dim / 8][4];
     clear(dqueries);

@@ -43,7 +43,7 @@ template <int head_dim> DEVICE void attention_decode(const AttentionDecode& argu
     }
     commit_copies();
     PageStream<threads, head_dim> stream;
-    stream.start(shared.ring, arguments.pages + span.page + first_key / KEYS_PER_PAGE, arguments.key_value_heads, head,
+    stream.start(shared.ring, nullptr, arguments.pages + span.page + first_key / KEYS_PER_PAGE, arguments.key_value_heads, head,
                  keys - first_key);
     wait_copies<2>();
     sync_block();

@@ -47,27 +47,27 @@ DEVICE void finish_segment(Gathered<head_dim>& segment, float (&maxima)[2], floa
 }
 
 template <int head_dim> DEVICE void attention_forward(const AttentionForward& arguments, ForwardShared<head_dim>& shared) {
-    const AttentionTile tile = arguments.tiles[blockIdx.x];
-    const AttentionSpan span = arguments.spans[tile.span];
-    const int head = int(blockIdx.y);
-    const int key_value_head = head / (arguments.query_heads / arguments.key_value_heads);
-    const int64_t width = int64_t(arguments.query_heads + 2 * arguments.key_value_heads) * head_dim;
-    const int64_t first_row = int64_t(span.row) + tile.first;
-    const int count = minimum(span.length - tile.first, QUERIES_PER_TILE);
-    const int keys = span.past + tile.first + count; // those that the last query sees
+    const AttentionSpan tile = arguments.tiles[blockIdx.x];
+    const HeadRange& heads = arguments.heads;
+    const int group = heads.query_heads / heads.key_value_heads;
+    const int head = heads.first * group + int(blockIdx.y);
+    const int64_t width = int64_t(heads.query_heads + 2 * heads.key_value_heads) * head_dim;
+    const int64_t first_row = tile.row;
+    const int count = tile.length;
+    const int keys = tile.past + count; // those that the last query sees
     const float scale_log2 = arguments.scale * LOG2_E;
 
     copy_rows<FORWARD_THREADS>(shared.ring[2], arguments.rotated + first_row * width + int64_t(head) * head_dim, width, count);
     commit_copies();
     PageStream<FORWARD_THREADS, head_dim> stream;
-    stream.start(shared.ring, arguments.pages + span.page, arguments.key_value_heads, key_value_head, keys);
+    stream.start(shared.ring, arguments.blocks, arguments.pages + tile.page, heads.count, int(blockIdx.y) / group, keys);
     wait_copies<2>();
     sync_block();
     LeftRows<head_dim> queries;
     const int warp_row = 16 * warp();
     load_left<head_dim>(queries, shared.ring[2], warp_row);
 
-    const int first_position = span.past + tile.first + warp_row;
+    const int first_position = tile.past + warp_row;
     const int positions[2] = {first_position + lane_group(), first_position + lane_group() + 8};
     Gathered<head_dim> gathered;
     gathered.reset();
@@ -83,7 +83,7 @@ template <int head_dim> DEVICE void attention_forward(const AttentionForward& ar
     }
 
     const float factors[2] = {1.0f / gathered.sums[0], 1.0f / gathered.sums[1]};
-    const int64_t output_width = int64_t(arguments.query_heads) * head_dim;
+    const int64_t output_width = int64_t(heads.query_heads) * head_dim;
     store_rows<head_dim>(gathered.values, factors, stream.free_tile(), warp_row,
                          arguments.output + first_row * output_width + int64_t(head) * head_dim, output_width, count);
     if (arguments.log_sum_exp && lane_member() == 0) {
@@ -91,7 +91,7 @@ template <int head_dim> DEVICE void attention_forward(const AttentionForward& ar
         for (int half = 0; half < 2; ++half) {
             const int row = warp_row + lane_group() + 8 * half;
             if (row < count) {
-                arguments.log_sum_exp[(first_row + row) * arguments.query_heads + head] =
+                arguments.log_sum_exp[(first_row + row) * heads.query_heads + head] =
                     multiply_add(gathered.maxima[half], arguments.scale, log_precise(gathered.sums[half]));
             }
         }

@@ -41,6 +41,22 @@ KERNEL(cast_to_float, THREADS, CastToFloat, NoShared) {
         [&](int64_t i) { to[i] = to_float(from[i]); });
 }
 
+KERNEL(accumulate_floats, THREADS, AccumulateFloats, NoShared) {
+    const float* const from = arguments.from;
+    float* const to = arguments.to;
+    for_quads(
+        arguments.length,
+        [&](int64_t i) {
+            float terms[4], sums[4];
+            load_floats(from + i, terms);
+            load_floats(to + i, sums);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) sums[k] += terms[k];
+            store_floats(to + i, sums);
+        },
+        [&](int64_t i) { to[i] += from[i]; });
+}
+
 KERNEL(scale_floats, THREADS, ScaleFloats, NoShared) {
     float* const values = arguments.values;
     const float factor = arguments.factor;

@@ -20,6 +20,12 @@ struct CastToFloat {
     float* to;
     int64_t length;
 };
+// accumulate_floats: to[i] += from[i]
+struct AccumulateFloats {
+    const float* from;
+    float* to;
+    int64_t length;
+};
 // scale_floats: values[i] *= factor
 struct ScaleFloats {
     float* values;
@@ -147,22 +153,32 @@ struct RotateBackward {
 constexpr int KEYS_PER_PAGE = 64;
 constexpr int QUERIES_PER_TILE = 64;
 
-// New rows of one sequence in a pass.
+// New rows of one sequence in a pass, or a tile of them: at most QUERIES_PER_TILE rows, `past` a multiple of KEYS_PER_PAGE further
+// than its span's. Results do not depend on the order of tiles; the longest work first keeps a GPU busy to the end.
 struct AttentionSpan {
     int32_t row;    // first row in the pass
-    int32_t length; // new rows
+    int32_t length; // rows
     int32_t past;   // keys before them
-    int32_t page;   // where its page table starts in `pages`
+    int32_t page;   // where the page table of their sequence starts in `pages`
 };
-// A tile of queries (of keys, for their gradients). Results do not depend on the order of tiles; the longest work first keeps a
-// GPU busy to the end.
-struct AttentionTile {
-    int32_t span;
-    int32_t first; // first new row of the span in this tile: a multiple of QUERIES_PER_TILE
+// One page of keys, and the tiles of queries at or after it in its document: tiles[first_tile .. end_tile). None: nobody attends.
+struct AttentionKeys {
+    int32_t block; // the page's place in the buffer of blocks
+    int32_t first; // position of its first key in the document
+    int32_t first_tile;
+    int32_t end_tile;
+};
+// The heads of a layer, and the key/value heads first .. first + count - 1 that pages hold: [2 (keys, values), count, KEYS_PER_PAGE,
+// head_dim] each. Kernels with a grid over heads compute these and the query heads of their groups.
+struct HeadRange {
+    int32_t query_heads;
+    int32_t key_value_heads;
+    int32_t first;
+    int32_t count;
 };
 
-// append_keys_values: copies the key and value part of every new row into the pages of its span. A page is
-// [2 (keys, values), key_value_heads, KEYS_PER_PAGE, head_dim] bf16. grid.x: any, grid-stride over rows.
+// append_keys_values: copies the key and value part of every new row into the pages of its span, which hold all heads. grid.x: any,
+// grid-stride over rows.
 struct AppendKeysValues {
     const bf16* rotated; // [rows, (query_heads + 2 key_value_heads) head_dim]
     const AttentionSpan* spans;
@@ -174,18 +190,28 @@ struct AppendKeysValues {
     int32_t head_dim;
     int32_t reserved;
 };
-// attention_forward_d32/_d64/_d128: grid = (tiles, query_heads). Reduces over segments of `segment` keys (a multiple of
+// write_key_blocks: copies the key and value part of every row of each tile into its page, and zeros after the last row.
+// read_key_block_gradients: the other way, from f32 to bf16, only rows. grid = (tiles, 2 heads.count).
+struct KeyBlockRows {
+    bf16* rows;                 // rotated or its gradient, [rows, (query_heads + 2 key_value_heads) head_dim]
+    const AttentionSpan* tiles; // `past` multiples of KEYS_PER_PAGE
+    const int64_t* pages;       // places in `blocks`, in bytes of bf16
+    void* blocks;               // bf16, or f32: then each page lies twice as far
+    HeadRange heads;
+    int32_t head_dim;
+    int32_t reserved;
+};
+// attention_forward_d32/_d64/_d128: grid = (tiles, query heads of the range). Reduces over segments of `segment` keys (a multiple of
 // KEYS_PER_PAGE) counted from the sequence's start, merged ascending.
 struct AttentionForward {
     const bf16* rotated;
-    const AttentionSpan* spans;
-    const AttentionTile* tiles;
-    bf16* const* pages;
-    bf16* output;       // [rows, query_heads * head_dim]
-    float* log_sum_exp; // [rows, query_heads] natural, or null
+    const AttentionSpan* tiles;
+    const bf16* blocks;   // what `pages` count from; null where each page has memory of its own
+    const int64_t* pages; // places of pages, in bytes
+    bf16* output;         // [rows, query_heads * head_dim]
+    float* log_sum_exp;   // [rows, query_heads] natural, or null
     int64_t segment;
-    int32_t query_heads;
-    int32_t key_value_heads;
+    HeadRange heads;
     float scale; // 1 / sqrt(head_dim)
     int32_t reserved;
 };
@@ -196,7 +222,7 @@ struct AttentionForward {
 struct AttentionDecode {
     const bf16* rotated;
     const AttentionSpan* spans;
-    bf16* const* pages;
+    const int64_t* pages;
     float* partial; // [spans, key_value_heads, segments, 16 (head_dim + 2)]: not yet normalised outputs [16, head_dim], then
                     // maximum and sum of each row [16, 2]
     bf16* output;
@@ -208,21 +234,23 @@ struct AttentionDecode {
     float scale;
     int32_t reserved;
 };
-// attention_delta_d*: delta[row, head] = sum over head_dim of doutput * output, f32. One warp per (row, head) or better.
-// attention_backward_keys_d*: dK and dV; grid = (key tiles, key_value_heads); walks the group's heads and query tiles ascending.
-// attention_backward_queries_d*: dQ; grid = (query tiles, query_heads). Whole sequences: past is 0, keys and values are in `rotated`.
+// attention_delta_d*: delta[row, head] = sum over head_dim of doutput * output, f32. grid.x: any, a warp per row.
+// attention_backward_keys_d*: dK and dV of every page, in f32; grid = (keys, heads.count); walks the group's heads, then the tiles in
+// the order given. attention_backward_queries_d*: dQ of every tile; grid = (tiles, query heads of the range).
 struct AttentionBackward {
     const bf16* doutput; // [rows, query_heads * head_dim]
     const bf16* rotated;
     const bf16* output;
     const float* log_sum_exp; // [rows, query_heads]
     float* delta;             // [rows, query_heads]
-    const AttentionSpan* spans;
-    const AttentionTile* tiles;
-    bf16* drotated; // [rows, projected width]
+    const AttentionSpan* tiles;
+    const AttentionKeys* keys;
+    const bf16* blocks;
+    const int64_t* pages; // places in `blocks`, in bytes
+    float* dblocks;       // as `blocks`, in f32
+    bf16* drotated;       // [rows, projected width]
     int64_t rows;
-    int32_t query_heads;
-    int32_t key_value_heads;
+    HeadRange heads;
     float scale;
     int32_t reserved;
 };

@@ -109,6 +109,11 @@ fn total(spans: &[Span]) -> usize {
     spans.iter().map(|span| span.length).sum()
 }
 
+/// Rows, query heads and key/value heads of the range, and their dimension.
+fn block_shape(plan: &KeyBlocks, heads: Heads, range: &Range<usize>) -> [usize; 4] {
+    [plan.rows(), range.len() * heads.group(), range.len(), heads.head_dim]
+}
+
 impl<D: Device> Device for Traced<D> {
     type Buffer = D::Buffer;
     type Packed = D::Packed;
@@ -157,6 +162,9 @@ impl<D: Device> Device for Traced<D> {
     fn scale(&self, buffer: &mut D::Buffer, factor: f32) {
         self.run("scale", &[self.device.length(buffer)], |device| device.scale(buffer, factor));
     }
+    fn accumulate(&self, from: &D::Buffer, to: &mut D::Buffer, length: usize) {
+        self.run("accumulate", &[length], |device| device.accumulate(from, to, length));
+    }
     fn gather_rows(&self, from: &D::Buffer, rows: &[usize], width: usize, to: &mut D::Buffer) {
         self.run("gather_rows", &[rows.len(), width], |device| device.gather_rows(from, rows, width, to));
     }
@@ -172,6 +180,15 @@ impl<D: Device> Device for Traced<D> {
     }
     fn packed_bytes(&self, packed: &D::Packed) -> usize {
         self.device.packed_bytes(packed)
+    }
+    fn receivable(&self, outputs: usize, inputs: usize, room: usize) -> (D::Buffer, D::Packed) {
+        self.run("receivable", &[outputs, inputs], |device| device.receivable(outputs, inputs, room))
+    }
+    fn arrival<'a>(&self, values: &'a mut D::Buffer, packed: &'a mut D::Packed) -> &'a mut D::Buffer {
+        self.device.arrival(values, packed)
+    }
+    fn arrived(&self, values: &D::Buffer, packed: &mut D::Packed) {
+        self.run("arrived", &[], |device| device.arrived(values, packed));
     }
     fn linear(&self, x: &D::Buffer, weights: LinearWeights<'_, Self>, y: &mut D::Buffer, rows: usize) {
         let shape = [rows, weights.outputs, weights.inputs];
@@ -195,51 +212,6 @@ impl<D: Device> Device for Traced<D> {
         });
     }
 
-    fn accumulate(&self, _: &D::Buffer, _: &mut D::Buffer, _: usize) {
-        todo!()
-    }
-    fn receivable(&self, _: usize, _: usize, _: usize) -> (D::Buffer, D::Packed) {
-        todo!()
-    }
-    fn arrival<'a>(&self, _: &'a mut D::Buffer, _: &'a mut D::Packed) -> &'a mut D::Buffer {
-        todo!()
-    }
-    fn arrived(&self, _: &D::Buffer, _: &mut D::Packed) {
-        todo!()
-    }
-    fn write_key_blocks(&self, _: &D::Buffer, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut D::Buffer) {
-        todo!()
-    }
-    fn block_attention(
-        &self,
-        _: &D::Buffer,
-        _: Heads,
-        _: Range<usize>,
-        _: &KeyBlocks,
-        _: &D::Buffer,
-        _: &mut D::Buffer,
-        _: &mut D::Buffer,
-    ) {
-        todo!()
-    }
-    fn block_attention_backward(
-        &self,
-        _: &D::Buffer,
-        _: &D::Buffer,
-        _: &D::Buffer,
-        _: &D::Buffer,
-        _: Heads,
-        _: Range<usize>,
-        _: &KeyBlocks,
-        _: &D::Buffer,
-        _: &mut D::Buffer,
-        _: &mut D::Buffer,
-    ) {
-        todo!()
-    }
-    fn read_key_block_gradients(&self, _: &D::Buffer, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut D::Buffer) {
-        todo!()
-    }
     fn embed(&self, table: &D::Buffer, packed: Option<&Self::Packed>, ids: &[u32], width: usize, x: &mut D::Buffer) {
         self.run("embed", &[ids.len(), width], |device| device.embed(table, packed, ids, width, x));
     }
@@ -330,6 +302,55 @@ impl<D: Device> Device for Traced<D> {
         let shape = [total(spans), heads.query_heads, heads.key_value_heads, heads.head_dim];
         self.run("attention_backward", &shape, |device| {
             device.attention_backward(doutput, rotated, output, log_sum_exp, heads, spans, drotated);
+        });
+    }
+
+    fn write_key_blocks(&self, rotated: &D::Buffer, heads: Heads, range: Range<usize>, plan: &KeyBlocks, blocks: &mut D::Buffer) {
+        self.run("write_key_blocks", &block_shape(plan, heads, &range), |device| {
+            device.write_key_blocks(rotated, heads, range, plan, blocks);
+        });
+    }
+    fn block_attention(
+        &self,
+        rotated: &D::Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        blocks: &D::Buffer,
+        output: &mut D::Buffer,
+        log_sum_exp: &mut D::Buffer,
+    ) {
+        self.run("block_attention", &block_shape(plan, heads, &range), |device| {
+            device.block_attention(rotated, heads, range, plan, blocks, output, log_sum_exp);
+        });
+    }
+    fn block_attention_backward(
+        &self,
+        doutput: &D::Buffer,
+        rotated: &D::Buffer,
+        output: &D::Buffer,
+        log_sum_exp: &D::Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        blocks: &D::Buffer,
+        drotated: &mut D::Buffer,
+        dblocks: &mut D::Buffer,
+    ) {
+        self.run("block_attention_backward", &block_shape(plan, heads, &range), |device| {
+            device.block_attention_backward(doutput, rotated, output, log_sum_exp, heads, range, plan, blocks, drotated, dblocks);
+        });
+    }
+    fn read_key_block_gradients(
+        &self,
+        dblocks: &D::Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        drotated: &mut D::Buffer,
+    ) {
+        self.run("read_key_block_gradients", &block_shape(plan, heads, &range), |device| {
+            device.read_key_block_gradients(dblocks, heads, range, plan, drotated);
         });
     }
 

@@ -7,6 +7,7 @@
 
 mod accept;
 mod attention;
+mod blocks;
 mod collectives;
 mod head;
 mod inputs;

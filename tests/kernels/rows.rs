@@ -1,6 +1,6 @@
 //! Operations of each row by itself: moves, embedding, norms, rotation, SwiGLU.
 
-use learner::device::{Heads, Role, Rotation, RotationGradients};
+use learner::device::{Heads, LinearWeights, Role, Rotation, RotationGradients};
 
 use crate::accept::{Claim, assert_same_bits};
 use crate::inputs::{Inputs, heads};
@@ -10,7 +10,9 @@ use crate::subject::{Subject, Testable, activations, all, on_every_device};
 on_every_device!(
     buffers_hold_what_was_written,
     rows_gathered_and_scattered,
+    buffers_accumulate,
     embedding_with_repeated_ids,
+    embedding_of_a_table_that_arrived,
     norms,
     norm_rows_do_not_depend_on_how_many_there_are,
     rotation,
@@ -88,6 +90,48 @@ fn embedding_with_repeated_ids<D: Testable>(subject: &Subject<D>) {
         exact.iter_mut().zip(wide(&dtable)).for_each(|(sum, before)| *sum += before);
         Claim { what: "dtable", width, found: &found, exact: &exact, naive: &exact }.accept_floats();
     }
+}
+
+fn buffers_accumulate<D: Testable>(subject: &Subject<D>) {
+    for length in [1, 7, 257, 2049] {
+        let mut numbers = Inputs::new("accumulate");
+        let (from, to) = (numbers.normal(length + 3, 1.0), numbers.normal(length + 2, 1e-3));
+        let [sum] = subject.run(|device| {
+            let mut sum = device.upload(Role::Gradients, &to);
+            device.accumulate(&device.upload(Role::Gradients, &from), &mut sum, length);
+            [all(device, &sum)]
+        });
+        let expected: Vec<f32> = to.iter().zip(&from).map(|(to, from)| to + from).take(length).collect();
+        assert_same_bits("sum", &sum, &[&expected[..], &to[length..]].concat());
+    }
+}
+
+/// A matrix that arrives in more room than it needs multiplies, and is looked up, as one that was always here.
+fn embedding_of_a_table_that_arrived<D: Testable>(subject: &Subject<D>) {
+    let (vocabulary, width, rows) = (40, 24, 19);
+    let mut numbers = Inputs::new("arrival");
+    let (table, ids) = (numbers.normal(vocabulary * width, 1.0), numbers.ids(rows, vocabulary));
+    let [here, here_y, arrived, arrived_y] = subject.run(|device| {
+        let run = |values: &D::Buffer, packed: &D::Packed, given: Option<&D::Packed>| {
+            let (mut x, mut y) =
+                (device.zeros(Role::Activations, rows * width), device.zeros(Role::Activations, rows * vocabulary));
+            device.embed(values, given, &ids, width, &mut x);
+            let weights = LinearWeights { values, packed, outputs: vocabulary, inputs: width };
+            device.linear(&x, weights, &mut y, rows);
+            [all(device, &x), all(device, &y)]
+        };
+        let values = device.upload(Role::Weights, &table);
+        let packed = device.pack(&values, vocabulary, width);
+        let [here, here_y] = run(&values, &packed, None);
+        let (mut values, mut packed) = device.receivable(vocabulary, width, vocabulary * width + 40);
+        let arrival = device.arrival(&mut values, &mut packed);
+        device.copy(&device.upload(Role::Travelling, &table), arrival, table.len());
+        device.arrived(&values, &mut packed);
+        let [arrived, arrived_y] = run(&values, &packed, Some(&packed));
+        [here, here_y, arrived, arrived_y]
+    });
+    assert_same_bits("x", &arrived, &here);
+    assert_same_bits("y", &arrived_y, &here_y);
 }
 
 /// Runs all of RMSNorm: `[y, sum, y of the sum, dx, dweight]`.

@@ -37,20 +37,26 @@ impl<D: Testable> Subject<'_, D> {
         Subject { segment: Some(keys), ..*self }
     }
 
+    /// Runs `work` on one variant of the device, where all of them would take too long.
+    pub fn once<T>(&self, work: impl Fn(&D) -> T) -> T {
+        self.run_variant(0, work)
+    }
+
+    fn run_variant<T>(&self, run: usize, work: impl Fn(&D) -> T) -> T {
+        let device = (self.make)(run, self.segment);
+        let results = work(&device);
+        drop(device);
+        (self.after)(run);
+        results
+    }
+
     /// Runs `work` on every variant of the device (each schedule of an emulated one; at least twice) and gives its results, which
     /// must be the same bits in all.
     #[track_caller]
     pub fn run<const N: usize>(&self, work: impl Fn(&D) -> [Vec<f32>; N]) -> [Vec<f32>; N] {
-        let once = |run: usize| {
-            let device = (self.make)(run, self.segment);
-            let results = work(&device);
-            drop(device);
-            (self.after)(run);
-            results
-        };
-        let first = once(0);
+        let first = self.run_variant(0, &work);
         for run in 1..self.runs {
-            for (index, (a, b)) in first.iter().zip(&once(run)).enumerate() {
+            for (index, (a, b)) in first.iter().zip(&self.run_variant(run, &work)).enumerate() {
                 assert_same_bits(&format!("result {index} of runs 0 and {run}"), a, b);
             }
         }

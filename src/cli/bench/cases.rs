@@ -2,7 +2,9 @@
 
 use crate::device::cuda::roofline::{self, Minimum};
 use crate::device::cuda::{Buffer, PackedWeights, PagedKeyValues};
-use crate::device::{AdamWStep, Cotangents, CudaDevice, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Span};
+use crate::device::{
+    AdamWStep, Cotangents, CudaDevice, Device, Heads, KeyBlocks, LinearWeights, Role, Rotation, RotationGradients, Span,
+};
 use crate::types::{Key, Purpose};
 
 /// The shapes of all cases.
@@ -95,6 +97,11 @@ pub fn cases(sizes: &Sizes) -> Vec<Case> {
             ],
             attention,
         ),
+        case(vec![watch("write_key_blocks", &sequence, roofline::write_key_blocks(length, heads))], write_key_blocks),
+        case(
+            vec![watch("read_key_block_gradients", &sequence, roofline::read_key_block_gradients(length, heads))],
+            read_key_block_gradients,
+        ),
         case(
             vec![
                 watch(of_dim("attention_delta"), &sequence, roofline::attention_delta(length, heads)),
@@ -112,6 +119,7 @@ pub fn cases(sizes: &Sizes) -> Vec<Case> {
         ),
         case(vec![watch("cast_to_bf16", &matrix, roofline::cast(numbers))], cast_to_bf16),
         case(vec![watch("cast_to_float", &matrix, roofline::cast(numbers))], cast_to_float),
+        case(vec![watch("accumulate_floats", &matrix, roofline::accumulate_floats(numbers))], accumulate),
         case(vec![watch("scale_floats", &matrix, roofline::scale_floats(numbers))], scale),
         case(vec![watch("gather_rows", &rows_shape, roofline::move_rows(rows, width))], gather),
         case(vec![watch("scatter_rows", &rows_shape, roofline::move_rows(rows, width))], scatter),
@@ -233,17 +241,64 @@ fn attention(device: &CudaDevice, sizes: &Sizes) -> Operation {
     })
 }
 
+/// One sequence in blocks of keys, all heads in one range.
+struct Blocks {
+    heads: Heads,
+    plan: KeyBlocks,
+    rotated: Buffer,
+    blocks: Buffer,
+    dblocks: Buffer,
+    drotated: Buffer,
+}
+impl Blocks {
+    fn new(device: &CudaDevice, &Sizes { heads, length, .. }: &Sizes) -> Blocks {
+        let plan = KeyBlocks::whole(&[length]);
+        let numbers = plan.blocks * KeyBlocks::block_numbers(heads.key_value_heads, heads.head_dim);
+        Blocks {
+            heads,
+            plan,
+            rotated: active(device, length * heads.projected_width()),
+            blocks: empty(device, numbers),
+            dblocks: device.zeros(Role::Gradients, numbers),
+            drotated: empty(device, length * heads.projected_width()),
+        }
+    }
+    fn write(&mut self, device: &CudaDevice) {
+        device.write_key_blocks(&self.rotated, self.heads, 0..self.heads.key_value_heads, &self.plan, &mut self.blocks);
+    }
+}
+
+fn write_key_blocks(device: &CudaDevice, sizes: &Sizes) -> Operation {
+    let mut blocks = Blocks::new(device, sizes);
+    Box::new(move |device| blocks.write(device))
+}
+
+fn read_key_block_gradients(device: &CudaDevice, sizes: &Sizes) -> Operation {
+    let Blocks { heads, plan, dblocks, mut drotated, .. } = Blocks::new(device, sizes);
+    Box::new(move |device| device.read_key_block_gradients(&dblocks, heads, 0..heads.key_value_heads, &plan, &mut drotated))
+}
+
 fn attention_backward(device: &CudaDevice, sizes: &Sizes) -> Operation {
-    let (heads, length) = (sizes.heads, sizes.length);
-    let rotated = active(device, length * heads.projected_width());
-    let [mut output, doutput] = [(); 2].map(|()| active(device, length * heads.query_width()));
-    let mut drotated = empty(device, length * heads.projected_width());
-    let mut log_sum_exp = device.zeros(Role::Statistics, length * heads.query_heads);
-    let spans = [Span { start: 0, length }];
-    let mut cache = device.new_key_values(heads);
-    device.attention(&rotated, heads, &spans, &mut [&mut cache], &mut output, Some(&mut log_sum_exp));
+    let mut blocks = Blocks::new(device, sizes);
+    blocks.write(device);
+    let Blocks { heads, plan, rotated, blocks, mut dblocks, mut drotated } = blocks;
+    let [mut output, doutput] = [(); 2].map(|()| active(device, sizes.length * heads.query_width()));
+    let mut log_sum_exp = device.zeros(Role::Statistics, sizes.length * heads.query_heads);
+    let range = 0..heads.key_value_heads;
+    device.block_attention(&rotated, heads, range.clone(), &plan, &blocks, &mut output, &mut log_sum_exp);
     Box::new(move |device| {
-        device.attention_backward(&doutput, &rotated, &output, &log_sum_exp, heads, &spans, &mut drotated);
+        device.block_attention_backward(
+            &doutput,
+            &rotated,
+            &output,
+            &log_sum_exp,
+            heads,
+            range.clone(),
+            &plan,
+            &blocks,
+            &mut drotated,
+            &mut dblocks,
+        );
     })
 }
 
@@ -275,6 +330,12 @@ fn cast_to_float(device: &CudaDevice, sizes: &Sizes) -> Operation {
     let length = sizes.rows * sizes.width;
     let (from, mut to) = (active(device, length), device.zeros(Role::Gradients, length));
     Box::new(move |device| device.copy(&from, &mut to, length))
+}
+
+fn accumulate(device: &CudaDevice, sizes: &Sizes) -> Operation {
+    let length = sizes.rows * sizes.width;
+    let (from, mut to) = (drawn(device, Role::Gradients, length), device.zeros(Role::Gradients, length));
+    Box::new(move |device| device.accumulate(&from, &mut to, length))
 }
 
 fn scale(device: &CudaDevice, sizes: &Sizes) -> Operation {

@@ -42,7 +42,7 @@ pub const PROJECTED_WIDTH: usize = 12288;
 /// Largest vocabulary of the head's kernels.
 pub const HEAD_MAX_VOCABULARY: usize = 262_144;
 
-/// New rows of one sequence in a pass.
+/// New rows of one sequence in a pass, or a tile of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionSpan {
@@ -52,12 +52,24 @@ pub struct AttentionSpan {
     pub page: i32,
 }
 
-/// A tile of queries or keys of one span.
+/// One page of keys and the tiles of queries that see any of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionTile {
-    pub span: i32,
+pub struct AttentionKeys {
+    pub block: i32,
     pub first: i32,
+    pub first_tile: i32,
+    pub end_tile: i32,
+}
+
+/// The heads of a layer, and the key/value heads that pages hold.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadRange {
+    pub query_heads: i32,
+    pub key_value_heads: i32,
+    pub first: i32,
+    pub count: i32,
 }
 
 arguments! {
@@ -67,6 +79,11 @@ arguments! {
         length: i64,
     }
     struct CastToFloat {
+        from: Address,
+        to: Address,
+        length: i64,
+    }
+    struct AccumulateFloats {
         from: Address,
         to: Address,
         length: i64,
@@ -172,16 +189,24 @@ arguments! {
         head_dim: i32,
         reserved: i32,
     }
+    struct KeyBlockRows {
+        rows: Address,
+        tiles: Address,
+        pages: Address,
+        blocks: Address,
+        heads: HeadRange,
+        head_dim: i32,
+        reserved: i32,
+    }
     struct AttentionForward {
         rotated: Address,
-        spans: Address,
         tiles: Address,
+        blocks: Address,
         pages: Address,
         output: Address,
         log_sum_exp: Address,
         segment: i64,
-        query_heads: i32,
-        key_value_heads: i32,
+        heads: HeadRange,
         scale: f32,
         reserved: i32,
     }
@@ -205,12 +230,14 @@ arguments! {
         output: Address,
         log_sum_exp: Address,
         delta: Address,
-        spans: Address,
         tiles: Address,
+        keys: Address,
+        blocks: Address,
+        pages: Address,
+        dblocks: Address,
         drotated: Address,
         rows: i64,
-        query_heads: i32,
-        key_value_heads: i32,
+        heads: HeadRange,
         scale: f32,
         reserved: i32,
     }

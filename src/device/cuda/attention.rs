@@ -1,11 +1,12 @@
 //! Attention over paged keys and values: what is new is appended, then long spans go to the forward kernel in tiles of queries, and
 //! spans of few rows, as in decoding, to kernels that share a key among the heads of a group. Both give the same bits.
 
+use std::ops::Range;
+
 use super::CudaDevice;
 use super::allocator::Purpose;
 use super::arguments::{
-    Address, AppendKeysValues, AttentionBackward, AttentionDecode, AttentionForward, AttentionSpan, AttentionTile,
-    QUERIES_PER_TILE,
+    Address, AppendKeysValues, AttentionDecode, AttentionForward, AttentionSpan, HeadRange, QUERIES_PER_TILE,
 };
 use super::buffers::Buffer;
 use super::indices::{Table, narrow};
@@ -46,25 +47,42 @@ impl Plan {
     }
 }
 
-fn kernel_span(span: &Span, past: usize, page: usize) -> AttentionSpan {
+pub(super) fn kernel_span(span: &Span, past: usize, page: usize) -> AttentionSpan {
     let [row, length, past, page] = [span.start, span.length, past, page].map(|number| narrow([number])[0]);
     AttentionSpan { row, length, past, page }
 }
 
-/// Tiles of all spans, those with the most work first, so that the last blocks to start are the shortest. `work(span, first)`.
-fn tiles(spans: &[AttentionSpan], work: impl Fn(&AttentionSpan, i32) -> i64) -> Vec<AttentionTile> {
-    let mut tiles = Vec::new();
-    for (index, span) in spans.iter().enumerate() {
-        for first in (0..span.length).step_by(QUERIES_PER_TILE) {
-            tiles.push((-work(span, first), AttentionTile { span: index as i32, first }));
-        }
-    }
-    tiles.sort_by_key(|&(work, _)| work);
-    tiles.into_iter().map(|(_, tile)| tile).collect()
+/// The tiles of each span, ascending.
+pub(super) fn tiles(spans: &[AttentionSpan]) -> Vec<AttentionSpan> {
+    let cut = |span: &AttentionSpan| {
+        let AttentionSpan { row, length, past, page } = *span;
+        (0..length).step_by(QUERIES_PER_TILE).map(move |first| AttentionSpan {
+            row: row + first,
+            length: (length - first).min(QUERIES_PER_TILE as i32),
+            past: past + first,
+            page,
+        })
+    };
+    spans.iter().flat_map(cut).collect()
 }
 
-fn scale(heads: Heads) -> f32 {
+/// Those with the most keys first, so that the last blocks to start are the shortest.
+pub(super) fn longest_first(mut tiles: Vec<AttentionSpan>) -> Vec<AttentionSpan> {
+    tiles.sort_by_key(|tile| -tile.past);
+    tiles
+}
+
+pub(super) fn scale(heads: Heads) -> f32 {
     1.0 / (heads.head_dim as f32).sqrt()
+}
+
+pub(super) fn head_range(heads: Heads, range: &Range<usize>) -> HeadRange {
+    HeadRange {
+        query_heads: heads.query_heads as i32,
+        key_value_heads: heads.key_value_heads as i32,
+        first: range.start as i32,
+        count: range.len() as i32,
+    }
 }
 
 fn total_rows(spans: &[Span]) -> usize {
@@ -126,17 +144,16 @@ impl CudaDevice {
         output: Address,
         log_sum_exp: Address,
     ) {
-        let tiles = tiles(spans, |span, first| (span.past + first) as i64);
+        let tiles = longest_first(tiles(spans));
         let arguments = AttentionForward {
             rotated,
-            spans: self.tables().upload(Table::ForwardSpans, spans),
             tiles: self.tables().upload(Table::ForwardTiles, &tiles),
+            blocks: 0, // the pages of a cache have addresses of their own
             pages,
             output,
             log_sum_exp,
             segment: self.segment() as i64,
-            query_heads: heads.query_heads as i32,
-            key_value_heads: heads.key_value_heads as i32,
+            heads: head_range(heads, &(0..heads.key_value_heads)),
             scale: scale(heads),
             reserved: 0,
         };
@@ -170,46 +187,6 @@ impl CudaDevice {
         let warps: usize = spans.len() * DECODE_ROWS * heads.key_value_heads;
         self.kernels().launch_striding(&format!("attention_merge_d{}", heads.head_dim), warps * 32, &arguments);
     }
-
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn attend_backward(
-        &self,
-        doutput: &Buffer,
-        rotated: &Buffer,
-        output: &Buffer,
-        log_sum_exp: &Buffer,
-        heads: Heads,
-        spans: &[Span],
-        drotated: &mut Buffer,
-    ) {
-        let rows = total_rows(spans);
-        let spans: Vec<AttentionSpan> = spans.iter().map(|span| kernel_span(span, 0, 0)).collect();
-        // A tile of keys is seen by the queries from its first on, a tile of queries sees the keys up to its last.
-        let key_tiles = tiles(&spans, |span, first| (span.length - first) as i64);
-        let query_tiles = tiles(&spans, |_, first| first as i64);
-        let delta = self.allocate(Purpose::Workspace, rows * heads.query_heads * size_of::<f32>());
-        let of_keys = AttentionBackward {
-            doutput: doutput.bf16(rows * heads.query_width()),
-            rotated: rotated.bf16(rows * heads.projected_width()),
-            output: output.bf16(rows * heads.query_width()),
-            log_sum_exp: log_sum_exp.f32(rows * heads.query_heads),
-            delta: delta.address(),
-            spans: self.tables().upload(Table::BackwardSpans, &spans),
-            tiles: self.tables().upload(Table::KeyTiles, &key_tiles),
-            drotated: drotated.bf16(rows * heads.projected_width()),
-            rows: rows as i64,
-            query_heads: heads.query_heads as i32,
-            key_value_heads: heads.key_value_heads as i32,
-            scale: scale(heads),
-            reserved: 0,
-        };
-        let of_queries = AttentionBackward { tiles: self.tables().upload(Table::QueryTiles, &query_tiles), ..of_keys };
-        let dim = heads.head_dim;
-        let kernels = self.kernels();
-        kernels.launch_striding(&format!("attention_delta_d{dim}"), rows * heads.query_heads * 32, &of_keys);
-        kernels.launch(&format!("attention_backward_keys_d{dim}"), [key_tiles.len(), heads.key_value_heads, 1], &of_keys);
-        kernels.launch(&format!("attention_backward_queries_d{dim}"), [query_tiles.len(), heads.query_heads, 1], &of_queries);
-    }
 }
 
 #[cfg(test)]
@@ -219,8 +196,7 @@ mod tests {
     #[test]
     fn tiles_cover_every_span_and_the_longest_come_first() {
         let span = |row, length, past| AttentionSpan { row, length, past, page: 0 };
-        let tiles = tiles(&[span(0, 129, 0), span(129, 0, 5), span(129, 3, 1000)], |span, first| (span.past + first) as i64);
-        let found: Vec<(i32, i32)> = tiles.iter().map(|tile| (tile.span, tile.first)).collect();
-        assert_eq!(found, [(2, 0), (0, 128), (0, 64), (0, 0)]);
+        let tiles = longest_first(tiles(&[span(0, 129, 0), span(129, 0, 5), span(129, 3, 1000)]));
+        assert_eq!(tiles, [span(129, 3, 1000), span(128, 1, 128), span(64, 64, 64), span(0, 64, 0)]);
     }
 }

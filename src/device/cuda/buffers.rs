@@ -5,7 +5,7 @@ use half::slice::HalfFloatSliceExt;
 
 use super::CudaDevice;
 use super::allocator::Memory;
-use super::arguments::{Address, CastToBf16, CastToFloat, MoveRows, ScaleFloats};
+use super::arguments::{AccumulateFloats, Address, CastToBf16, CastToFloat, MoveRows, ScaleFloats};
 use super::indices::{Table, narrow};
 use crate::device::ops::Role;
 
@@ -45,6 +45,10 @@ impl Buffer {
         self.precision
     }
 
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
     /// Where at least `length` numbers of this precision start. Panics if there are fewer or others: the kernels trust this.
     pub fn holding(&self, precision: Precision, length: usize) -> Address {
         assert!(
@@ -69,7 +73,7 @@ impl Buffer {
 
 impl CudaDevice {
     /// A buffer whose content nobody has written yet.
-    fn buffer(&self, role: Role, length: usize) -> Buffer {
+    pub(super) fn buffer(&self, role: Role, length: usize) -> Buffer {
         let precision = Precision::from(role);
         let memory = self.allocate(role.into(), length * precision.bytes());
         Buffer { memory, precision, length }
@@ -136,6 +140,11 @@ impl CudaDevice {
         self.kernels().launch_striding("cast_to_bf16", length.div_ceil(8), &CastToBf16 { from, to, length: length as i64 });
     }
 
+    pub(super) fn accumulate_buffer(&self, from: &Buffer, to: &mut Buffer, length: usize) {
+        let arguments = AccumulateFloats { from: from.f32(length), to: to.f32(length), length: length as i64 };
+        self.kernels().launch_striding("accumulate_floats", length.div_ceil(4), &arguments);
+    }
+
     pub(super) fn scale_buffer(&self, buffer: &mut Buffer, factor: f32) {
         let arguments = ScaleFloats { values: buffer.f32(buffer.length), length: buffer.length as i64, factor, reserved: 0 };
         self.kernels().launch_striding("scale_floats", buffer.length.div_ceil(4), &arguments);
@@ -144,17 +153,17 @@ impl CudaDevice {
     pub(super) fn gathered_rows(&self, from: &Buffer, rows: &[usize], width: usize, to: &mut Buffer) {
         let needed = rows.iter().max().map_or(0, |last| (last + 1) * width);
         let (from, to) = (from.bf16(needed), to.bf16(rows.len() * width));
-        self.move_rows("gather_rows", Table::GatheredRows, from, to, rows, width);
+        self.move_rows("gather_rows", Table::GatheredRows, from, to, &narrow(rows.iter().copied()), width);
     }
 
     pub(super) fn scattered_rows(&self, from: &Buffer, rows: &[usize], width: usize, to: &mut Buffer) {
         let needed = rows.iter().max().map_or(0, |last| (last + 1) * width);
         let (from, to) = (from.bf16(rows.len() * width), to.bf16(needed));
-        self.move_rows("scatter_rows", Table::ScatteredRows, from, to, rows, width);
+        self.move_rows("scatter_rows", Table::ScatteredRows, from, to, &narrow(rows.iter().copied()), width);
     }
 
-    fn move_rows(&self, kernel: &str, table: Table, from: Address, to: Address, rows: &[usize], width: usize) {
-        let numbers = self.tables().upload(table, &narrow(rows.iter().copied()));
+    pub(super) fn move_rows(&self, kernel: &str, table: Table, from: Address, to: Address, rows: &[i32], width: usize) {
+        let numbers = self.tables().upload(table, rows);
         let arguments = MoveRows { from, to, rows: numbers, count: rows.len() as i64, width: width as i64 };
         self.kernels().launch_striding(kernel, rows.len() * width / 8, &arguments);
     }

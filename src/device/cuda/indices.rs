@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::allocator::{Allocator, Memory, Purpose};
-use super::arguments::{Address, AttentionSpan, AttentionTile};
+use super::arguments::{Address, AttentionKeys, AttentionSpan};
 use super::driver::Gpu;
 
 /// What a table is for; there is one of each on the device.
@@ -24,11 +24,11 @@ pub enum Table {
     SpanOfRow,
     Pages,
     DecodeSpans,
-    ForwardSpans,
     ForwardTiles,
-    BackwardSpans,
-    KeyTiles,
-    QueryTiles,
+    BlockPages,
+    BlockTiles,
+    BlockKeys,
+    TilesByDocument,
     Targets,
     LogProbCotangents,
     EntropyCotangents,
@@ -40,8 +40,10 @@ pub enum Table {
 /// # Safety
 /// All bytes of the type are initialised.
 pub unsafe trait Element: Copy {}
-// SAFETY: numbers, and structs of four and two i32.
+// SAFETY: numbers, and structs of four i32.
 unsafe impl Element for i32 {}
+// SAFETY: as above.
+unsafe impl Element for i64 {}
 // SAFETY: as above.
 unsafe impl Element for u64 {}
 // SAFETY: as above.
@@ -51,7 +53,7 @@ unsafe impl Element for f64 {}
 // SAFETY: as above.
 unsafe impl Element for AttentionSpan {}
 // SAFETY: as above.
-unsafe impl Element for AttentionTile {}
+unsafe impl Element for AttentionKeys {}
 
 pub struct Tables {
     gpu: Arc<Gpu>,

@@ -4,7 +4,7 @@
 //! From the ground up: `error` says what went wrong; `emulator` loads the emulated GPU; `driver` is one GPU and its stream;
 //! `allocator` its memory by purpose; `embedded` the compiled kernels, `arguments` what they take, `launch` how they start;
 //! `buffers`, `indices` and `pages` are what they work on. Above these lie the operations: `rows`, `gemm` (with `cublaslt` to
-//! measure against), `attention`, `head`, `optimizer`. The kernels themselves are in `cuda/`.
+//! measure against), `attention`, `blocks`, `head`, `optimizer`. The kernels themselves are in `cuda/`.
 //!
 //! Nothing here depends on where memory lies or on how many multiprocessors a card has, but for speed: the same inputs give the
 //! same bits.
@@ -12,6 +12,7 @@
 mod allocator;
 mod arguments;
 mod attention;
+mod blocks;
 mod buffers;
 mod cublaslt;
 mod driver;
@@ -45,8 +46,8 @@ pub use pages::PagedKeyValues;
 use super::choice::GemmLibrary;
 use super::cpu::ATTENTION_SEGMENT;
 use super::ops::{
-    AdamWStep, Cotangents, Device, Heads, KeyBlocks, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients,
-    Scores, Span,
+    AdamWStep, Cotangents, Device, Heads, KeyBlocks, LinearWeights, MemoryUse, ModelSizes, QuerySlice, Role, Rotation,
+    RotationGradients, Scores, Span,
 };
 use super::peaks::Peaks;
 use super::traced::Ranges;
@@ -76,9 +77,9 @@ struct Shared {
     gpu: Arc<Gpu>,
 }
 
-/// The bf16 copy `[outputs, inputs]` of a matrix of weights that every product reads.
+/// The bf16 copy `[outputs, inputs]` of a matrix of weights that every product reads. A matrix that other ranks send arrives in it.
 pub struct PackedWeights {
-    memory: Memory,
+    copy: Buffer,
     outputs: usize,
     inputs: usize,
 }
@@ -91,11 +92,15 @@ impl PackedWeights {
         self.inputs
     }
     fn address(&self) -> Address {
-        self.memory.address()
+        self.copy.bf16(self.outputs * self.inputs)
     }
     fn holding(&self, length: usize) -> Address {
         assert_eq!(self.outputs * self.inputs, length, "a packed copy of other weights");
-        self.memory.address()
+        self.address()
+    }
+    fn holding_at_least(&self, length: usize) -> Address {
+        assert!(self.outputs * self.inputs >= length, "a packed copy of {} x {} numbers", self.outputs, self.inputs);
+        self.address()
     }
 }
 
@@ -332,6 +337,9 @@ impl Device for CudaDevice {
     fn scale(&self, buffer: &mut Buffer, factor: f32) {
         self.scale_buffer(buffer, factor);
     }
+    fn accumulate(&self, from: &Buffer, to: &mut Buffer, length: usize) {
+        self.accumulate_buffer(from, to, length);
+    }
     fn gather_rows(&self, from: &Buffer, rows: &[usize], width: usize, to: &mut Buffer) {
         self.gathered_rows(from, rows, width, to);
     }
@@ -340,8 +348,7 @@ impl Device for CudaDevice {
     }
 
     fn pack(&self, weights: &Buffer, outputs: usize, inputs: usize) -> PackedWeights {
-        let memory = self.allocate(Purpose::Weights, outputs * inputs * buffers::Precision::Bf16.bytes());
-        let mut packed = PackedWeights { memory, outputs, inputs };
+        let mut packed = PackedWeights { copy: self.buffer(Role::Travelling, outputs * inputs), outputs, inputs };
         self.repack(weights, &mut packed);
         packed
     }
@@ -350,8 +357,18 @@ impl Device for CudaDevice {
         self.cast_to_bf16(weights.f32(length), packed.holding(length), length);
     }
     fn packed_bytes(&self, packed: &PackedWeights) -> usize {
-        packed.memory.bytes()
+        packed.copy.bytes()
     }
+    fn receivable(&self, outputs: usize, inputs: usize, room: usize) -> (Buffer, PackedWeights) {
+        assert!(room >= outputs * inputs, "room for {room} numbers of a matrix of {outputs} x {inputs}");
+        let copy = self.zeroed_buffer(Role::Travelling, room);
+        (self.buffer(Role::Weights, 0), PackedWeights { copy, outputs, inputs })
+    }
+    fn arrival<'a>(&self, _values: &'a mut Buffer, packed: &'a mut PackedWeights) -> &'a mut Buffer {
+        &mut packed.copy
+    }
+    /// Products read a matrix where it arrived.
+    fn arrived(&self, _values: &Buffer, _packed: &mut PackedWeights) {}
     fn linear(&self, x: &Buffer, weights: LinearWeights<'_, Self>, y: &mut Buffer, rows: usize) {
         let (outputs, inputs) = (weights.outputs, weights.inputs);
         let output = if y.precision() == buffers::Precision::F32 { Output::F32 } else { Output::Bf16 };
@@ -395,44 +412,8 @@ impl Device for CudaDevice {
         });
     }
 
-    fn accumulate(&self, _: &Buffer, _: &mut Buffer, _: usize) {
-        todo!()
-    }
-    fn receivable(&self, _: usize, _: usize, _: usize) -> (Buffer, PackedWeights) {
-        todo!()
-    }
-    fn arrival<'a>(&self, _: &'a mut Buffer, _: &'a mut PackedWeights) -> &'a mut Buffer {
-        todo!()
-    }
-    fn arrived(&self, _: &Buffer, _: &mut PackedWeights) {
-        todo!()
-    }
-    fn write_key_blocks(&self, _: &Buffer, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut Buffer) {
-        todo!()
-    }
-    fn block_attention(&self, _: &Buffer, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &Buffer, _: &mut Buffer, _: &mut Buffer) {
-        todo!()
-    }
-    fn block_attention_backward(
-        &self,
-        _: &Buffer,
-        _: &Buffer,
-        _: &Buffer,
-        _: &Buffer,
-        _: Heads,
-        _: Range<usize>,
-        _: &KeyBlocks,
-        _: &Buffer,
-        _: &mut Buffer,
-        _: &mut Buffer,
-    ) {
-        todo!()
-    }
-    fn read_key_block_gradients(&self, _: &Buffer, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut Buffer) {
-        todo!()
-    }
-    fn embed(&self, table: &Buffer, _: Option<&PackedWeights>, ids: &[u32], width: usize, x: &mut Buffer) {
-        self.embed_rows(table, ids, width, x);
+    fn embed(&self, table: &Buffer, packed: Option<&PackedWeights>, ids: &[u32], width: usize, x: &mut Buffer) {
+        self.embed_rows(table, packed, ids, width, x);
     }
     fn embed_backward(&self, dx: &Buffer, ids: &[u32], width: usize, dtable: &mut Buffer) {
         self.embed_rows_backward(dx, ids, width, dtable);
@@ -508,7 +489,58 @@ impl Device for CudaDevice {
         spans: &[Span],
         drotated: &mut Buffer,
     ) {
-        self.attend_backward(doutput, rotated, output, log_sum_exp, heads, spans, drotated);
+        let slice = |(document, span): (usize, &Span)| QuerySlice { row: span.start, length: span.length, document, first: 0 };
+        let lengths: Vec<usize> = spans.iter().map(|span| span.length).collect();
+        let slices = spans.iter().enumerate().filter(|(_, span)| span.length > 0).map(slice).collect();
+        let plan = KeyBlocks { slices, ..KeyBlocks::whole(&lengths) };
+        let numbers = plan.blocks * KeyBlocks::block_numbers(heads.key_value_heads, heads.head_dim);
+        let (mut blocks, mut dblocks) = (self.buffer(Role::Activations, numbers), self.buffer(Role::Gradients, numbers));
+        let range = 0..heads.key_value_heads;
+        self.write_key_blocks(rotated, heads, range.clone(), &plan, &mut blocks);
+        #[rustfmt::skip]
+        self.block_attention_backward(doutput, rotated, output, log_sum_exp, heads, range.clone(), &plan, &blocks, drotated, &mut dblocks);
+        self.read_key_block_gradients(&dblocks, heads, range, &plan, drotated);
+    }
+
+    fn write_key_blocks(&self, rotated: &Buffer, heads: Heads, range: Range<usize>, plan: &KeyBlocks, blocks: &mut Buffer) {
+        self.fill_key_blocks(rotated, heads, range, plan, blocks);
+    }
+    fn block_attention(
+        &self,
+        rotated: &Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        blocks: &Buffer,
+        output: &mut Buffer,
+        log_sum_exp: &mut Buffer,
+    ) {
+        self.attend_blocks(rotated, heads, range, plan, blocks, output, log_sum_exp);
+    }
+    fn block_attention_backward(
+        &self,
+        doutput: &Buffer,
+        rotated: &Buffer,
+        output: &Buffer,
+        log_sum_exp: &Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        blocks: &Buffer,
+        drotated: &mut Buffer,
+        dblocks: &mut Buffer,
+    ) {
+        self.attend_blocks_backward(doutput, rotated, output, log_sum_exp, heads, range, plan, blocks, drotated, dblocks);
+    }
+    fn read_key_block_gradients(
+        &self,
+        dblocks: &Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        drotated: &mut Buffer,
+    ) {
+        self.key_block_gradients(dblocks, heads, range, plan, drotated);
     }
 
     fn swiglu(&self, gate_up: &Buffer, rows: usize, width: usize, y: &mut Buffer) {

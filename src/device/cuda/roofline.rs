@@ -4,7 +4,7 @@
 //! Every input is read once and every output written once, as if caches were perfect. Index tables and the partial results that an
 //! algorithm hands from one kernel to the next belong to the minimum and have a name of their own.
 
-use super::arguments::KEYS_PER_PAGE;
+use super::arguments::{AttentionSpan, KEYS_PER_PAGE};
 use super::{optimizer, rows};
 use crate::device::ops::Heads;
 
@@ -12,6 +12,10 @@ const BF16: u64 = 2;
 const F32: u64 = 4;
 const F64: u64 = 8;
 const INDEX: u64 = 4;
+/// Of a page, in a table of pages.
+const PLACE: u64 = 8;
+/// What a kernel knows of a tile of rows.
+const TILE: u64 = size_of::<AttentionSpan>() as u64;
 
 /// The floor of one launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,6 +53,9 @@ fn indices(count: usize) -> u64 {
 /// Either direction.
 pub fn cast(length: usize) -> Minimum {
     Minimum::of([("bf16", bf16(length)), ("f32", f32(length))])
+}
+pub fn accumulate_floats(length: usize) -> Minimum {
+    Minimum::of([("terms", f32(length)), ("sums, read and written", 2 * f32(length))])
 }
 pub fn scale_floats(length: usize) -> Minimum {
     Minimum::of([("read", f32(length)), ("written", f32(length))])
@@ -130,10 +137,30 @@ fn causal_pairs(length: usize) -> usize {
 }
 pub fn append_keys_values(rows: usize, heads: Heads) -> Minimum {
     let copied = bf16(rows * 2 * heads.key_value_width());
-    Minimum::of([("read", copied), ("written", copied), ("spans of rows", indices(rows)), ("page table", 8 * pages(rows))])
+    Minimum::of([("read", copied), ("written", copied), ("spans of rows", indices(rows)), ("page table", PLACE * pages(rows))])
 }
 fn pages(keys: usize) -> u64 {
     keys.div_ceil(KEYS_PER_PAGE) as u64
+}
+/// The rest of the last block is written too. A tile of rows, its block's place.
+pub fn write_key_blocks(length: usize, heads: Heads) -> Minimum {
+    Minimum::of([
+        ("read", bf16(length * 2 * heads.key_value_width())),
+        ("written", bf16(in_pages(length) * 2 * heads.key_value_width())),
+        ("tiles and places of blocks", (TILE + PLACE) * pages(length)),
+    ])
+}
+pub fn read_key_block_gradients(length: usize, heads: Heads) -> Minimum {
+    let numbers = length * 2 * heads.key_value_width();
+    Minimum::of([
+        ("read", f32(numbers)),
+        ("written", bf16(numbers)),
+        ("tiles and places of blocks", (TILE + PLACE) * pages(length)),
+    ])
+}
+/// Keys of the pages that hold `keys`.
+fn in_pages(keys: usize) -> usize {
+    keys.next_multiple_of(KEYS_PER_PAGE)
 }
 /// Two products per pair and query head: scores and outputs.
 pub fn attention_forward(length: usize, heads: Heads) -> Minimum {
@@ -142,29 +169,30 @@ pub fn attention_forward(length: usize, heads: Heads) -> Minimum {
         ("keys and values", bf16(length * 2 * heads.key_value_width())),
         ("output", bf16(length * heads.query_width())),
         ("log-sum-exp", f32(length * heads.query_heads)),
-        ("page table", 8 * pages(length)),
+        ("page table", PLACE * pages(length)),
     ])
     .with_flops(2 * 2 * heads.query_width() * causal_pairs(length))
 }
 pub fn attention_delta(length: usize, heads: Heads) -> Minimum {
     Minimum::of([("output and its gradient", 2 * bf16(length * heads.query_width())), ("delta", f32(length * heads.query_heads))])
 }
-fn attention_backward(length: usize, heads: Heads, written: usize, products: usize) -> Minimum {
+fn attention_backward(length: usize, heads: Heads, written: u64, products: usize) -> Minimum {
     Minimum::of([
-        ("queries, keys and values", bf16(length * heads.projected_width())),
+        ("queries", bf16(length * heads.query_width())),
+        ("blocks of keys and values", bf16(in_pages(length) * 2 * heads.key_value_width())),
         ("gradient of the output", bf16(length * heads.query_width())),
         ("log-sum-exp and delta", 2 * f32(length * heads.query_heads)),
-        ("gradient written", bf16(length * written)),
+        ("gradient written", written),
     ])
     .with_flops(2 * products * heads.query_width() * causal_pairs(length))
 }
-/// Four products: scores, probabilities' gradient, dV, dK.
+/// Four products: scores, probabilities' gradient, dV, dK, the last two in f32, whole blocks of them.
 pub fn attention_backward_keys(length: usize, heads: Heads) -> Minimum {
-    attention_backward(length, heads, 2 * heads.key_value_width(), 4)
+    attention_backward(length, heads, f32(in_pages(length) * 2 * heads.key_value_width()), 4)
 }
 /// Three products: scores, probabilities' gradient, dQ.
 pub fn attention_backward_queries(length: usize, heads: Heads) -> Minimum {
-    attention_backward(length, heads, heads.query_width(), 3)
+    attention_backward(length, heads, bf16(length * heads.query_width()), 3)
 }
 /// One new row of each of `sequences` with `keys` keys, all in one segment.
 pub fn attention_decode(sequences: usize, keys: usize, heads: Heads) -> Minimum {
@@ -278,6 +306,12 @@ mod tests {
         assert_eq!(attention_forward(3, HEADS).total_bytes(), 2 * 3 * 512 + 2 * 3 * 512 + 2 * 3 * 512 + 4 * 3 * 8 + 8);
         assert_eq!(attention_backward_keys(3, HEADS).flops, 8 * 64 * 8 * 6);
         assert_eq!(attention_backward_queries(3, HEADS).flops, 6 * 64 * 8 * 6);
+        // One block of 64 keys: 2 x 256 numbers each, in bf16 and in f32.
+        let (queries, block, statistics) = (2 * 3 * 512, 64 * 512, 2 * 4 * 3 * 8);
+        assert_eq!(attention_backward_keys(3, HEADS).total_bytes(), 2 * queries + 2 * block + statistics + 4 * block);
+        assert_eq!(attention_backward_queries(3, HEADS).total_bytes(), 3 * queries + 2 * block + statistics);
+        assert_eq!(write_key_blocks(3, HEADS).total_bytes(), 2 * 3 * 512 + 2 * block + 24);
+        assert_eq!(read_key_block_gradients(3, HEADS).total_bytes(), 6 * 3 * 512 + 24);
         assert_eq!(attention_decode(2, 65, HEADS).total_bytes(), 2 * 2 * 512 + 2 * 2 * 65 * 512 + 2 * 2 * 8 + 4 * 2 * 8 * 66);
         // 10 columns have a gradient of 16.
         assert_eq!(head_gradient(3, 10).total_bytes(), 120 + 96 + 12 + 48);

@@ -3,13 +3,13 @@
 //! The gradient of a vector of weights sums over all rows: blocks sum a fixed number of rows each, a second kernel adds the blocks'
 //! parts in a fixed order. How many there are depends on the number of rows alone, never on the card.
 
-use super::CudaDevice;
 use super::allocator::{Memory, Purpose};
 use super::arguments::{
     Address, Embed, EmbedBackward, NORM_WIDTH, RmsNorm, RmsNormBackward, Rotate, RotateBackward, SumParts, SwiGlu, SwiGluBackward,
 };
 use super::buffers::Buffer;
 use super::indices::{Table, narrow};
+use super::{CudaDevice, PackedWeights};
 use crate::device::ops::{Rotation, RotationGradients};
 
 /// Partial sums of the gradient of a vector of weights.
@@ -27,12 +27,19 @@ fn address(buffer: Option<&Buffer>, length: usize) -> Address {
 }
 
 impl CudaDevice {
-    pub(super) fn embed_rows(&self, table: &Buffer, ids: &[u32], width: usize, x: &mut Buffer) {
+    /// From the f32 table, or from the bf16 copy of one that was received: the stream is bf16, so the bits are the same.
+    pub(super) fn embed_rows(&self, table: &Buffer, packed: Option<&PackedWeights>, ids: &[u32], width: usize, x: &mut Buffer) {
         let needed = ids.iter().max().map_or(0, |&last| (last as usize + 1) * width);
+        let x = x.bf16(ids.len() * width);
+        let numbers = narrow(ids.iter().map(|&id| id as usize));
+        if let Some(packed) = packed.filter(|_| table.length() == 0) {
+            self.move_rows("gather_rows", Table::Ids, packed.holding_at_least(needed), x, &numbers, width);
+            return;
+        }
         let arguments = Embed {
             table: table.f32(needed),
-            ids: self.tables().upload(Table::Ids, &narrow(ids.iter().map(|&id| id as usize))),
-            x: x.bf16(ids.len() * width),
+            ids: self.tables().upload(Table::Ids, &numbers),
+            x,
             rows: ids.len() as i64,
             width: width as i64,
         };
