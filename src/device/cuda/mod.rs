@@ -46,8 +46,8 @@ pub use pages::PagedKeyValues;
 use super::choice::GemmLibrary;
 use super::cpu::ATTENTION_SEGMENT;
 use super::ops::{
-    AdamWStep, Cotangents, Device, Heads, KeyBlocks, LinearWeights, MemoryUse, ModelSizes, QuerySlice, Role, Rotation,
-    RotationGradients, Scores, Span,
+    AdamWStep, Cotangents, Device, Heads, KeyBlocks, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients,
+    Scores, Span,
 };
 use super::peaks::Peaks;
 use super::traced::Ranges;
@@ -478,28 +478,6 @@ impl Device for CudaDevice {
         log_sum_exp: Option<&mut Buffer>,
     ) {
         self.attend(rotated, heads, spans, caches, output, log_sum_exp);
-    }
-    fn attention_backward(
-        &self,
-        doutput: &Buffer,
-        rotated: &Buffer,
-        output: &Buffer,
-        log_sum_exp: &Buffer,
-        heads: Heads,
-        spans: &[Span],
-        drotated: &mut Buffer,
-    ) {
-        let slice = |(document, span): (usize, &Span)| QuerySlice { row: span.start, length: span.length, document, first: 0 };
-        let lengths: Vec<usize> = spans.iter().map(|span| span.length).collect();
-        let slices = spans.iter().enumerate().filter(|(_, span)| span.length > 0).map(slice).collect();
-        let plan = KeyBlocks { slices, ..KeyBlocks::whole(&lengths) };
-        let numbers = plan.blocks * KeyBlocks::block_numbers(heads.key_value_heads, heads.head_dim);
-        let (mut blocks, mut dblocks) = (self.buffer(Role::Activations, numbers), self.buffer(Role::Gradients, numbers));
-        let range = 0..heads.key_value_heads;
-        self.write_key_blocks(rotated, heads, range.clone(), &plan, &mut blocks);
-        #[rustfmt::skip]
-        self.block_attention_backward(doutput, rotated, output, log_sum_exp, heads, range.clone(), &plan, &blocks, drotated, &mut dblocks);
-        self.read_key_block_gradients(&dblocks, heads, range, &plan, drotated);
     }
 
     fn write_key_blocks(&self, rotated: &Buffer, heads: Heads, range: Range<usize>, plan: &KeyBlocks, blocks: &mut Buffer) {
