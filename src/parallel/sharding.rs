@@ -1,16 +1,19 @@
 //! ZeRO-3 (Rajbhandari et al. 2020): how tensors are cut over all ranks, and what each collective of a step moves.
 //!
 //! ```text
-//! start     gather embedding, gather layer 0
-//! forward   layer i: gather layer i+1 meanwhile; keys and values of layer i in head groups
-//! head      forward and backward at once; gather the last layer again meanwhile
+//! start     gather embedding; gather layer 0 meanwhile
+//! forward   layer i: gather layer i+1 meanwhile, or the head; keys and values of layer i in head groups
+//! head      forward and backward at once; gather the context group's scores
 //! backward  layer i: forward once more, backward; gather layer i-1, scatter the gradients of layer i+1 meanwhile;
 //!           keys and values again, their gradients back
-//! end       scatter the gradients of layer 0 and of the embedding
+//! end       scatter the gradients of layer 0, then of the embedding
 //! ```
 //!
-//! Matrices travel in bf16, as products read them; norms and biases in f32, as their kernels do, so that a sharded forward has the bits of
-//! one that is not. Gradients travel in f32.
+//! What is still there is not gathered again: the last two layers in the backward, and a tied embedding for the head, whose
+//! gradients then travel with the embedding's.
+//!
+//! Matrices travel as precisely as products read them (bf16 on a GPU, f32 on the CPU); norms and biases in f32, as their kernels do, so
+//! that a sharded forward has the bits of one that is not. Gradients and scores travel in f32.
 
 use super::context::ContextPlan;
 use super::mesh::{Mesh, Placement};
