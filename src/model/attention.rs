@@ -119,7 +119,16 @@ impl<'a, D: Device> BlockAttention<'a, D> {
             let range = ranges[group].clone();
             let blocks = &blocks[group];
             device.block_attention_backward(
-                dattended, rotated, attended, log_sum_exp, heads, range, plan, blocks, drotated, dblocks,
+                dattended,
+                rotated,
+                attended,
+                log_sum_exp,
+                heads,
+                range,
+                plan,
+                blocks,
+                drotated,
+                dblocks,
             );
         };
         backward(0, drotated, &mut gradients[0]);

@@ -65,7 +65,13 @@ impl<D: Device> Network<D> {
     }
 
     /// Adds the last branch to the residual stream of the rows that the head reads, and norms them: `workspace.scored`.
-    pub(super) fn norm_scored(&self, workspace: &mut Workspace<D>, tensors: &UnitTensors<'_, D>, scored_rows: &[usize], keep: Keep) {
+    pub(super) fn norm_scored(
+        &self,
+        workspace: &mut Workspace<D>,
+        tensors: &UnitTensors<'_, D>,
+        scored_rows: &[usize],
+        keep: Keep,
+    ) {
         let (device, hidden) = (&self.device, self.config.hidden);
         let Workspace { streams, shared, scored, .. } = workspace;
         let last = &streams[keep.stream(2 * self.config.layers - 1)];
