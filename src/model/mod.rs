@@ -40,11 +40,12 @@ pub use whole::Whole;
 
 use crate::device::{Device, Role};
 use crate::types::Batch;
+pub(crate) use attention::block_buffer_numbers;
 pub(crate) use initial::initial_values;
-pub(crate) use parameters::{Entry, Layout, Parameter, Part};
+pub(crate) use parameters::{Entry, Layout, Parameter};
 pub(crate) use rotary::rotary_table_bytes;
 pub(crate) use weights::read as read_weights;
-pub(crate) use workspace::{bytes_per_token, bytes_per_token_and_layer};
+pub(crate) use workspace::{ROW_GRAIN, bytes_per_scored_row, bytes_per_token};
 
 /// A network with whole parameters on one device.
 pub struct Model<D: Device> {
@@ -169,13 +170,13 @@ impl<D: Device> Model<D> {
         let packed = self.parameters.iter().filter_map(|parameter| parameter.packed.as_ref());
         let heads = self.config().heads();
         let activation_bytes = self.device().activation_bytes();
-        let kept = bytes_per_token_and_layer(self.config(), activation_bytes) * self.config().layers;
         Memory {
             weights,
             packed: packed.map(|packed| self.device().packed_bytes(packed)).sum(),
             gradients: weights,
             optimizer: 2 * weights,
-            activations_per_token: kept + bytes_per_token(self.config(), activation_bytes),
+            activations_per_token: bytes_per_token(self.config(), false, activation_bytes)
+                + bytes_per_scored_row(self.config(), activation_bytes),
             key_values_per_token: 2 * heads.key_value_width() * self.config().layers * activation_bytes,
         }
     }

@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::attention::{Attention, BlockAttention};
+use super::attention::{BlockAttention, BlockBuffers};
 use super::config::ModelConfig;
-use super::exchange::{KeyValueExchange, ParameterSource, TrainingPass, Unit};
-use super::forward::{Keep, Rows};
+use super::exchange::{KeyValueExchange, NoExchange, ParameterSource, TrainingPass, Unit, UnitTensors};
+use super::forward::Rows;
 use super::parameters::Layout;
 use super::rotary::RotaryTable;
-use super::workspace::Workspace;
+use super::workspace::{Keep, Workspace};
 use crate::device::{Cotangents, Device, Role, Scores};
 
 /// How a training pass runs.
@@ -28,7 +28,13 @@ pub struct Network<D: Device> {
     pub(super) config: ModelConfig,
     pub(super) layout: Arc<Layout>,
     pub(super) rotary: RotaryTable<D>,
-    workspace: Mutex<Workspace<D>>,
+    memory: Mutex<Memory<D>>,
+}
+
+/// What passes reuse.
+pub(super) struct Memory<D: Device> {
+    pub workspace: Workspace<D>,
+    pub blocks: BlockBuffers<D>,
 }
 
 impl<D: Device> Network<D> {
@@ -36,8 +42,8 @@ impl<D: Device> Network<D> {
     pub fn new(device: D, config: ModelConfig) -> Self {
         let layout = Arc::new(Layout::new(&config));
         let rotary = RotaryTable::new(&device, &config);
-        let workspace = Mutex::new(Workspace::new(&device, &config));
-        Network { device, config, layout, rotary, workspace }
+        let memory = Memory { workspace: Workspace::new(&device, &config), blocks: BlockBuffers::new() };
+        Network { device, config, layout, rotary, memory: Mutex::new(memory) }
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -52,8 +58,8 @@ impl<D: Device> Network<D> {
         &self.layout
     }
 
-    pub(super) fn workspace(&self) -> MutexGuard<'_, Workspace<D>> {
-        self.workspace.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    pub(super) fn memory(&self) -> MutexGuard<'_, Memory<D>> {
+        self.memory.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Log-probability and entropy at each of the pass's scored rows, at `temperature` (0 is read as 1).
@@ -66,7 +72,29 @@ impl<D: Device> Network<D> {
         pass: &TrainingPass,
         temperature: f32,
     ) -> Scores {
-        todo!()
+        let mut scores = Scores::default();
+        self.forward_to_head(source, exchange, pass, &mut |tensors, normed| {
+            scores = self.device.head(normed, tensors.get(self.layout.head).linear(), &pass.targets, temperature);
+        });
+        scores
+    }
+
+    /// A pass without a backward, up to what the head reads: `[scored_rows, hidden]`.
+    fn forward_to_head(
+        &self,
+        source: &mut dyn ParameterSource<D>,
+        exchange: &mut dyn KeyValueExchange<D>,
+        pass: &TrainingPass,
+        head: &mut dyn FnMut(&UnitTensors<'_, D>, &D::Buffer),
+    ) {
+        let mut memory = self.memory();
+        let Memory { workspace, blocks } = &mut *memory;
+        let mut attention = BlockAttention::new(&self.device, self.config.heads(), &pass.keys, exchange, blocks);
+        self.forward(workspace, source, &mut attention, Rows::of(pass), Keep::Nothing);
+        source.forward(Unit::Head, None, &mut |tensors| {
+            self.norm_scored(workspace, tensors, &pass.scored_rows, Keep::Nothing);
+            head(tensors, &workspace.scored.normed);
+        });
     }
 
     /// Scores a pass, asks for the loss's cotangents with respect to these scores, and adds the gradients of all weights.
@@ -81,6 +109,34 @@ impl<D: Device> Network<D> {
         settings: PassSettings,
         cotangents: impl FnOnce(&Scores) -> Cotangents,
     ) -> Scores {
-        todo!()
+        let PassSettings { temperature, recompute } = settings;
+        let keep = Keep::for_backward(recompute);
+        let mut memory = self.memory();
+        let Memory { workspace, blocks } = &mut *memory;
+        let mut attention = BlockAttention::new(&self.device, self.config.heads(), &pass.keys, exchange, blocks);
+        self.forward(workspace, source, &mut attention, Rows::of(pass), keep);
+        let mut scores = Scores::default();
+        let mut cotangents = Some(cotangents);
+        source.backward(Unit::Head, Some(Unit::Layer(self.config.layers - 1)), &mut |tensors, gradients| {
+            self.norm_scored(workspace, tensors, &pass.scored_rows, keep);
+            let head = tensors.get(self.layout.head).linear();
+            scores = self.device.head(&workspace.scored.normed, head, &pass.targets, temperature);
+            if let Some(cotangents) = cotangents.take() {
+                let cotangents = cotangents(&scores);
+                self.backward_head(workspace, tensors, gradients, pass, temperature, &cotangents);
+            }
+        });
+        self.backward(workspace, source, &mut attention, pass, keep);
+        scores
+    }
+
+    /// `[scored_rows, vocabulary]` raw logits, all at once: for comparing tiny models with others.
+    pub(super) fn logits(&self, source: &mut dyn ParameterSource<D>, pass: &TrainingPass) -> Vec<f32> {
+        let (device, numbers) = (&self.device, pass.scored_rows.len() * self.config.vocabulary);
+        let mut logits = device.zeros(Role::Activations, numbers);
+        self.forward_to_head(source, &mut NoExchange, pass, &mut |tensors, normed| {
+            device.linear(normed, tensors.get(self.layout.head).linear(), &mut logits, pass.scored_rows.len());
+        });
+        device.read(&logits, 0, numbers)
     }
 }

@@ -26,12 +26,7 @@ impl<D: Device> ParameterSource<D> for Whole<'_, D> {
         compute(&tensors(self.parameters, &self.layout.unit(unit)));
     }
 
-    fn backward(
-        &mut self,
-        unit: Unit,
-        _: Option<Unit>,
-        compute: &mut dyn FnMut(&UnitTensors<'_, D>, &mut UnitGradients<'_, D>),
-    ) {
+    fn backward(&mut self, unit: Unit, _: Option<Unit>, compute: &mut dyn FnMut(&UnitTensors<'_, D>, &mut UnitGradients<'_, D>)) {
         let Some(gradients) = &mut self.gradients else { unreachable!("a backward without room for gradients") };
         let indices = self.layout.unit(unit);
         let gradients = gradients.buffers.iter_mut().enumerate().filter(|(index, _)| indices.contains(index));
