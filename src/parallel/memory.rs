@@ -65,7 +65,8 @@ impl RankMemory {
             gradients: sizes.master_shard(),
             gathered_weights: if_sharded(sizes.gathered()),
             whole_gradients: if_sharded(sizes.whole_gradients()),
-            engine_weights: if engine_sequences > 0 { sizes.whole_weights() } else { 0 },
+            // On one rank the engine samples from the model that is trained.
+            engine_weights: if engine_sequences > 0 { if_sharded(sizes.whole_weights()) } else { 0 },
             engine_caches: (engine_sequences * engine_pages) as u64,
             ..RankMemory::default()
         };
