@@ -4,9 +4,10 @@
 
 use super::context::ContextPlan;
 use super::mesh::Mesh;
-use super::sharding::{ShardedSizes, gathered_tokens, key_value_bytes};
+use super::sharding::ShardedSizes;
+use crate::device::KEYS_PER_BLOCK;
 use crate::device::cuda::{PagedKeyValues, head_workspace_bytes};
-use crate::model::{ModelConfig, bytes_per_scored_row, bytes_per_token, rotary_table_bytes};
+use crate::model::{ModelConfig, block_buffer_numbers, bytes_per_scored_row, bytes_per_token, rotary_table_bytes};
 
 /// Bytes of one number of the activations, weights and keys that a GPU computes with.
 const BF16: usize = 2;
@@ -35,9 +36,9 @@ pub struct RankMemory {
     pub head_workspace: u64,
     /// Attention's row sums in the backward, and the rotary table.
     pub other_workspace: u64,
-    /// Of one layer: gathered where documents are split, in pages where they are whole.
+    /// Of one layer, in blocks: those of all ranks where documents are split.
     pub keys_values: u64,
-    /// Of one layer, in f32, where documents are split.
+    /// The same, in f32.
     pub key_value_gradients: u64,
     /// The built-in engine's whole model.
     pub engine_weights: u64,
@@ -57,7 +58,7 @@ impl RankMemory {
     ) -> Vec<RankMemory> {
         let sizes = ShardedSizes::new(config, mesh.world());
         let heads = config.heads();
-        let exchanged = gathered_tokens(plan);
+        let exchanged = plan.exchanged_per_rank().div_ceil(KEYS_PER_BLOCK) * plan.ranks();
         // One rank computes with what it stores, and adds gradients in place.
         let two_of = |bytes: u64| if mesh.world() > 1 { 2 * bytes } else { 0 };
         let engine_pages = PagedKeyValues::bytes_of(heads, engine_tokens) * config.layers;
@@ -68,8 +69,6 @@ impl RankMemory {
             gradients: sizes.master_shard(),
             gathered_weights: two_of(sizes.largest_gathered()),
             whole_gradients: two_of(sizes.largest_gradient()),
-            keys_values: key_value_bytes(config, exchanged, BF16 as u64),
-            key_value_gradients: key_value_bytes(config, exchanged, size_of::<f32>() as u64),
             engine_weights: if engine_sequences > 0 { ShardedSizes::new(config, 1).whole_weights() } else { 0 },
             engine_caches: (engine_sequences * engine_pages) as u64,
             ..RankMemory::default()
@@ -79,12 +78,14 @@ impl RankMemory {
             let tokens = plan.tokens(rank).next_multiple_of(TOKEN_GRAIN);
             let longest = plan.slices(rank).iter().map(|slice| slice.first + slice.length).max().unwrap_or(0);
             let row_sums = tokens * heads.query_heads * size_of::<f32>();
-            let pages: usize = plan.whole_documents(rank).map(|length| PagedKeyValues::bytes_of(heads, length)).sum();
+            let whole: usize = plan.whole_documents(rank).map(|length| length.div_ceil(KEYS_PER_BLOCK)).sum();
+            let (keys_values, key_value_gradients) = block_buffer_numbers(heads, 1, exchanged + whole);
             RankMemory {
                 activations: (activations * tokens) as u64,
                 head_workspace: head_workspace_bytes(config.vocabulary, tokens) as u64,
                 other_workspace: (row_sums + rotary_table_bytes(config, longest)) as u64,
-                keys_values: alike.keys_values + pages as u64,
+                keys_values: (keys_values * BF16) as u64,
+                key_value_gradients: (key_value_gradients * size_of::<f32>()) as u64,
                 ..alike
             }
         };
@@ -131,14 +132,14 @@ mod tests {
         let memory = of("tiny", 1, 1, 1, 1000, 2);
         assert_eq!(memory.weights, 2 * 449_536);
         assert_eq!((memory.master, memory.moments, memory.gradients), (1_801_216, 3_602_432, 1_801_216));
-        assert_eq!((memory.gathered_weights, memory.whole_gradients, memory.key_value_gradients), (0, 0, 0));
+        assert_eq!((memory.gathered_weights, memory.whole_gradients), (0, 0));
         let layer = 2 * (2 * 128 + 2 * 256 + 128 + 2 * 384) + 4 * 4;
         let shared = 2 * (10 * 128 + 2 * 256 + 128 + 2 * 384);
         assert_eq!(memory.activations, 1024 * (2 * 128 + layer + shared));
         assert_eq!(memory.head_workspace, 1024 * 440 * 6 + 12 * 1024);
         assert_eq!(memory.other_workspace, 1024 * 4 * 4 + 1024 * 32 * 4);
-        // 16 pages of 64 keys: 2 x 2 heads of 32 in bf16; two sequences of two layers in the engine.
-        assert_eq!(memory.keys_values, 1024 * 2 * 64 * 2);
+        // 16 blocks of 64 keys: 2 x 2 heads of 32 in bf16, gradients in f32; two sequences of two layers in the engine.
+        assert_eq!((memory.keys_values, memory.key_value_gradients), (1024 * 2 * 64 * 2, 1024 * 2 * 64 * 4));
         assert_eq!(memory.engine_caches, 4 * memory.keys_values);
         assert_eq!(memory.engine_weights, 2 * 449_536 + 4 * 768);
     }
@@ -149,7 +150,7 @@ mod tests {
         let config = ModelConfig::named("tiny").expect("a known shape");
         let mesh = Mesh::new(1, 8, 8).expect("a mesh");
         let ranks = RankMemory::of_ranks(&config, &mesh, &ContextPlan::new(&[65; 6], 8, 0), 0, 0);
-        assert_eq!((ranks[0].keys_values, ranks[0].key_value_gradients), (128 * 256, 0), "two pages");
+        assert_eq!((ranks[0].keys_values, ranks[0].key_value_gradients), (128 * 256, 128 * 512), "two blocks");
         assert_eq!((ranks[7].keys_values, ranks[7].activations, ranks[7].head_workspace), (0, 0, 0));
         assert_eq!(ranks[0].moments, ranks[7].moments);
     }
