@@ -354,16 +354,17 @@ mod tests {
     #[test]
     fn tiny_on_two_by_hand() {
         let estimate = estimate("tiny", 1, 2, 2, 512, 2);
-        let weights = 2 * 56_320 + 4 * (2 * 196_608 + 4 * 320) + 2 * 56_320 + 4 * 128;
-        let gradients = 4 * (56_320 + 2 * 196_928 + 56_448);
-        let (keys, key_gradients) = (2 * 2 * 512 * 128 * 2, 2 * 512 * 128 * 4);
+        let weights = 2 * 56_320 + 2 * (2 * 196_608 + 4 * 320) + 4 * 128;
+        let gradients = 4 * (56_320 + 2 * 196_928 + 128);
+        let (keys, key_gradients, scores) = (2 * 2 * 512 * 128 * 2, 2 * 512 * 128 * 4, 4 * 2 * 512);
         assert_eq!(estimate.micro_batches, 2);
-        assert_eq!(estimate.link_bytes, LinkBytes { nvlink: weights + gradients + keys + key_gradients + 2 * 24, network: 0 });
+        assert_eq!(estimate.link_bytes, LinkBytes { nvlink: weights + gradients + keys + key_gradients + scores + 2 * 24, network: 0 });
         let expected = [
             ("weights_all_gather", weights),
             ("gradients_reduce_scatter", 2 * gradients),
             ("keys_values_all_gather", keys),
             ("key_value_gradients_reduce_scatter", 2 * key_gradients),
+            ("scores_all_gather", scores),
             ("scalars_all_reduce", 48),
         ];
         assert_eq!(estimate.payload_bytes, BTreeMap::from(expected));
@@ -379,7 +380,7 @@ mod tests {
         assert!(estimate.mfu_c12 > estimate.mfu_c6);
     }
 
-    /// Qwen3-8B at 131,072 tokens on 16 x 8: a gathered layer is 385,880,064 bytes in matrices and 4 x 8,448 in vectors (padded
+    /// Qwen3-8B at 131,072 tokens on 16 x 8: a gathered layer is 385,875,968 bytes in matrices and 4 x 10,240 in vectors (padded
     /// to 8 x 128 for the norms of 128), and a GPU takes 15 of its 128 shards over the network.
     #[test]
     fn eight_billion_at_full_length() {
@@ -387,13 +388,16 @@ mod tests {
         assert_eq!(estimate.micro_batches, 1);
         let layer = 2 * 192_937_984 + 4 * (2 * 4096 + 2 * 1024);
         let (embedding, head) = (2 * 622_329_856, 2 * 622_329_856 + 4 * 4096);
-        let weights = 72 * layer + embedding + head;
+        let weights = 70 * layer + embedding + head;
         let gradients = 4 * (36 * (192_937_984 + 10_240) + 622_329_856 + 622_329_856 + 4096);
         assert_eq!(estimate.payload_bytes["weights_all_gather"], weights / 128);
         assert_eq!(estimate.payload_bytes["gradients_reduce_scatter"], gradients);
         assert_eq!(estimate.link_bytes.network, (weights + gradients) / 128 * 15 + 2 * 15);
         let key_values = 36 * (2 * (512 << 20) + (1 << 30));
-        assert_eq!(estimate.link_bytes.nvlink, (weights + gradients) / 128 * 16 * 7 + key_values / 8 * 7 + 2 * 16 * 7);
+        let scores = estimate.payload_bytes["scores_all_gather"];
+        assert!((16_384 * 8..17_000 * 8).contains(&scores), "two f32 for each token of the rank with most: {scores}");
+        let nvlink = (weights + gradients) / 128 * 16 * 7 + key_values / 8 * 7 + scores * 7 + 2 * 16 * 7;
+        assert_eq!(estimate.link_bytes.nvlink, nvlink);
         assert!(estimate.exposed_seconds < 0.1 * estimate.compute_seconds, "a node of NVLink hides the exchange");
     }
 
