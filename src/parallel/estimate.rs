@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use super::context::{ContextPlan, pairs_per_token};
 use super::context_exchange::head_groups;
 use super::memory::{BF16, RankMemory};
-use super::mesh::Mesh;
+use super::mesh::{Mesh, Placement};
 use super::sharding::{Collective, SCALARS, ShardedSizes, Stage, Transfer, Work, micro_batch_schedule};
 use crate::device::Peaks;
 use crate::device::cuda::roofline;
@@ -104,8 +104,12 @@ impl LinkBytes {
     /// All-gather (or reduce-scatter, its mirror) in two levels: each GPU takes over the network the shards of the GPUs in its
     /// place on the other nodes, and over NVLink all that the others of its node then have.
     fn of(transfer: Transfer, mesh: &Mesh) -> LinkBytes {
-        let placement = transfer.collective.group().placement(mesh);
-        let (shard, nodes, per_node) = (transfer.shard_bytes(mesh), placement.nodes as u64, placement.ranks_per_node as u64);
+        LinkBytes::of_shards(transfer.shard_bytes(mesh), transfer.collective.group().placement(mesh))
+    }
+
+    /// The same, where every rank has a shard of so many bytes.
+    fn of_shards(shard: u64, placement: Placement) -> LinkBytes {
+        let (nodes, per_node) = (placement.nodes as u64, placement.ranks_per_node as u64);
         LinkBytes { nvlink: shard * nodes * (per_node - 1), network: shard * (nodes - 1) }
     }
 
@@ -195,10 +199,8 @@ impl StepEstimate {
             return;
         }
         let bytes = size_of_val(&[0f64; SCALARS.len()]) as u64;
-        let placement = mesh.world_placement();
-        let (nodes, per_node) = (placement.nodes as u64, placement.ranks_per_node as u64);
         let part = bytes.div_ceil(mesh.world() as u64);
-        self.link_bytes.add(LinkBytes { nvlink: part * nodes * (per_node - 1), network: part * (nodes - 1) }, 2);
+        self.link_bytes.add(LinkBytes::of_shards(part, mesh.world_placement()), 2);
         self.payload_bytes.insert("scalars_all_reduce", bytes);
     }
 }
@@ -358,7 +360,10 @@ mod tests {
         let gradients = 4 * (56_320 + 2 * 196_928 + 128);
         let (keys, key_gradients, scores) = (2 * 2 * 512 * 128 * 2, 2 * 512 * 128 * 4, 4 * 2 * 512);
         assert_eq!(estimate.micro_batches, 2);
-        assert_eq!(estimate.link_bytes, LinkBytes { nvlink: weights + gradients + keys + key_gradients + scores + 2 * 24, network: 0 });
+        assert_eq!(
+            estimate.link_bytes,
+            LinkBytes { nvlink: weights + gradients + keys + key_gradients + scores + 2 * 24, network: 0 }
+        );
         let expected = [
             ("weights_all_gather", weights),
             ("gradients_reduce_scatter", 2 * gradients),
@@ -399,6 +404,32 @@ mod tests {
         let nvlink = (weights + gradients) / 128 * 16 * 7 + key_values / 8 * 7 + scores * 7 + 2 * 16 * 7;
         assert_eq!(estimate.link_bytes.nvlink, nvlink);
         assert!(estimate.exposed_seconds < 0.1 * estimate.compute_seconds, "a node of NVLink hides the exchange");
+    }
+
+    /// The example of docs/plan.md: what it says of memory, links and time is what this says.
+    #[test]
+    fn the_worked_example_is_this_one() {
+        let estimate = estimate("qwen3-8b", 16, 8, 8, 131_072, 16);
+        let usable = GpuSpecification::named("h200").expect("a known GPU").usable_bytes();
+        let (memory, gigabytes) = (&estimate.memory, |bytes: u64| bytes as f64 / 1e9);
+        let keys_on_nvlink = 36 * (2 * memory.keys_values + (1 << 30)) / 8 * 7;
+        let example = include_str!("../../docs/plan.md");
+        for words in [
+            format!("/ 128 = {:.0} MB", memory.weights as f64 / 1e6),
+            format!("163,840) = {:.1} GB", gigabytes(memory.activations)),
+            format!("16,384 = {:.0} MB", memory.head_workspace as f64 / 1e6),
+            format!(
+                "= {} MiB, gradients of half of the heads {} MiB",
+                memory.keys_values >> 20,
+                memory.key_value_gradients >> 20
+            ),
+            format!("{:.1} GB of {:.1} GB", gigabytes(memory.total()), gigabytes(usable)),
+            format!("7 / 8 = {:.1} GB", gigabytes(keys_on_nvlink)),
+            format!("{:.2} s compute, {:.2} s exposed", estimate.compute_seconds, estimate.exposed_seconds),
+            format!("{:.1} % MFU at c = 6, {:.1} % at c = 12", 100.0 * estimate.mfu_c6, 100.0 * estimate.mfu_c12),
+        ] {
+            assert!(example.contains(&words), "docs/plan.md does not say {words:?}");
+        }
     }
 
     /// More nodes at the same work per GPU never come cheaper, and a faster network never hurts.

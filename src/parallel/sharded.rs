@@ -5,10 +5,11 @@ use std::path::Path;
 use super::context::{ContextPlan, ContextShard, pairs_per_token};
 use super::context_exchange::{ContextExchange, gather_scores, head_groups, own_cotangents};
 use super::sharded_parameters::ShardedParameters;
+use super::sharding::TensorShards;
 use super::world::World;
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
-use crate::model::{Model, ModelConfig, ModelError, Network, PassSettings, Piece, initial_values, read_weights};
+use crate::model::{Layout, Model, ModelConfig, ModelError, Network, PassSettings, Piece, initial_values, read_weights};
 use crate::types::Batch;
 
 /// One rank's part of a model. All ranks make the same calls in the same order, each replica with batches of its own; the ranks of a
@@ -65,6 +66,10 @@ impl<D: Device> ShardedModel<D> {
 
     pub fn device(&self) -> &D {
         self.network.device()
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        self.network.layout()
     }
 
     pub fn world(&self) -> &World<D> {
@@ -131,7 +136,7 @@ impl<D: Device> ShardedModel<D> {
     /// The whole model on this rank, to sample from: its weights as precise as products read them, and no others.
     pub fn replica(&self) -> Result<Model<D>, CollectiveError> {
         let ranks = self.world.world.ranks();
-        let room = |elements| super::sharding::TensorShards::new(elements, ranks).padded_elements();
+        let room = |elements| TensorShards::new(elements, ranks).padded_elements();
         let mut model = Model::receivable(self.device().clone(), self.config().clone(), room);
         self.refresh(&mut model)?;
         Ok(model)
