@@ -397,7 +397,7 @@ mod tests {
                         let part = rank * keys.shared..(rank + 1) * keys.shared;
                         prop_assert!(blocks.iter().all(|&block| part.contains(&(block as usize))));
                         let known = places[slice.document].get_or_insert_with(|| table.clone());
-                        prop_assert_eq!(known, table);
+                        prop_assert_eq!(&*known, table);
                     } else {
                         prop_assert!(blocks.iter().all(|&block| (ranks * keys.shared..keys.blocks).contains(&(block as usize))));
                     }
