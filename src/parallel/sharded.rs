@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::context::{ContextPlan, ContextShard, pairs_per_token};
 use super::context_exchange::{ContextExchange, gather_scores, head_groups, own_cotangents};
-use super::sharded_parameters::ShardedParameters;
+use super::sharded_parameters::{Held, ShardedParameters};
 use super::sharding::TensorShards;
 use super::world::World;
 use crate::collectives::CollectiveError;
@@ -66,6 +66,11 @@ impl<D: Device> ShardedModel<D> {
 
     pub fn device(&self) -> &D {
         self.network.device()
+    }
+
+    /// Of the whole model.
+    pub fn parameter_count(&self) -> usize {
+        self.layout().parameter_count()
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -152,24 +157,28 @@ impl<D: Device> ShardedModel<D> {
     pub fn gather_tensors(
         &mut self,
         wanted: impl Fn(&str) -> bool,
-        mut accept: impl FnMut(&str, &[usize], Vec<f32>),
+        accept: impl FnMut(&str, &[usize], Vec<f32>),
     ) -> Result<(), CollectiveError> {
-        let (device, layout) = (self.network.device(), self.network.layout());
-        self.parameters.for_each_master(|index, whole| {
-            for part in layout.entries[index].parts.iter().filter(|part| wanted(&part.name)) {
-                accept(&part.name, &part.shape, device.read(whole, part.offset, part.length()));
-            }
-        })
+        self.gather(Held::Values, wanted, accept)
     }
 
     /// The same of the gradients.
     pub fn gather_gradients(
         &mut self,
         wanted: impl Fn(&str) -> bool,
+        accept: impl FnMut(&str, &[usize], Vec<f32>),
+    ) -> Result<(), CollectiveError> {
+        self.gather(Held::Gradients, wanted, accept)
+    }
+
+    fn gather(
+        &mut self,
+        held: Held,
+        wanted: impl Fn(&str) -> bool,
         mut accept: impl FnMut(&str, &[usize], Vec<f32>),
     ) -> Result<(), CollectiveError> {
         let (device, layout) = (self.network.device(), self.network.layout());
-        self.parameters.for_each_gradient(|index, whole| {
+        self.parameters.for_each_whole(held, |index, whole| {
             for part in layout.entries[index].parts.iter().filter(|part| wanted(&part.name)) {
                 accept(&part.name, &part.shape, device.read(whole, part.offset, part.length()));
             }
