@@ -246,6 +246,8 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn zeros(&self, role: Role, length: usize) -> Self::Buffer;
     fn upload(&self, role: Role, values: &[f32]) -> Self::Buffer;
     fn length(&self, buffer: &Self::Buffer) -> usize;
+    /// Bytes of one number of the buffer: 4 where it is f32, 2 where it is bf16.
+    fn number_bytes(&self, buffer: &Self::Buffer) -> usize;
     /// `buffer[offset..offset + values.len()] = values`
     fn write(&self, buffer: &mut Self::Buffer, offset: usize, values: &[f32]);
     /// A copy of `buffer[offset..offset + length]`.
@@ -254,6 +256,8 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn clear(&self, buffer: &mut Self::Buffer, length: usize);
     /// `to[..length] = from[..length]`
     fn copy(&self, from: &Self::Buffer, to: &mut Self::Buffer, length: usize);
+    /// `to[to_offset..][..length] = from[from_offset..][..length]`, rounded where `to` is less precise.
+    fn copy_part(&self, from: &Self::Buffer, from_offset: usize, to: &mut Self::Buffer, to_offset: usize, length: usize);
     /// `buffer *= factor`
     fn scale(&self, buffer: &mut Self::Buffer, factor: f32);
     /// `to[..length] += from[..length]`, in f32

@@ -3,16 +3,14 @@
 //! Nothing is given back between the phases of a step: the passes' memory is kept for the next one, so the total is the sum.
 
 use super::context::ContextPlan;
+use super::context_exchange::{head_groups, score_share};
 use super::mesh::Mesh;
-use super::sharding::{ShardedSizes, gathered_tokens, key_value_bytes};
+use super::sharding::ShardedSizes;
 use crate::device::cuda::{PagedKeyValues, head_workspace_bytes};
-use crate::model::{ModelConfig, bytes_per_token, bytes_per_token_and_layer, rotary_table_bytes};
+use crate::model::{ModelConfig, ROW_GRAIN, block_buffer_numbers, bytes_per_scored_row, bytes_per_token, rotary_table_bytes};
 
 /// Bytes of one number of the activations, weights and keys that a GPU computes with.
-const BF16: usize = 2;
-
-/// Passes round their tokens up to this, so that they rarely grow.
-const TOKEN_GRAIN: usize = 64;
+pub(super) const BF16: usize = 2;
 
 /// Bytes of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,19 +23,19 @@ pub struct RankMemory {
     pub moments: u64,
     /// Its shard of the gradients, in f32, summed over micro-batches.
     pub gradients: u64,
-    /// Two gathered layers: the one that computes and the one ahead.
+    /// Two gathered layers, the one that computes and the one ahead, and the embedding or the head.
     pub gathered_weights: u64,
-    /// Two layers' whole gradients in f32: the one that computes and the one being scattered.
+    /// Whole gradients of the same in f32: of the tensors that compute and of those being scattered.
     pub whole_gradients: u64,
     /// The input of every layer, and everything of the one that computes.
     pub activations: u64,
     /// A chunk of logits and their gradients.
     pub head_workspace: u64,
-    /// Attention's row sums in the backward, and the rotary table.
+    /// Attention's row sums in the backward, the rotary table, and the context group's scores.
     pub other_workspace: u64,
-    /// Of one layer: gathered where documents are split, in pages where they are whole.
+    /// Of one layer, in blocks: those of all ranks where documents are split.
     pub keys_values: u64,
-    /// Of one layer, in f32, where documents are split.
+    /// Of the one or two groups of heads whose gradients are computed and reduced, in f32.
     pub key_value_gradients: u64,
     /// The built-in engine's whole model.
     pub engine_weights: u64,
@@ -55,37 +53,37 @@ impl RankMemory {
         engine_sequences: usize,
         engine_tokens: usize,
     ) -> Vec<RankMemory> {
-        let sizes = ShardedSizes::new(config, mesh.world());
+        let sizes = ShardedSizes::new(config, mesh.world(), BF16);
         let heads = config.heads();
-        let exchanged = gathered_tokens(plan);
         // One rank computes with what it stores, and adds gradients in place.
-        let two_of = |bytes: u64| if mesh.world() > 1 { 2 * bytes } else { 0 };
+        let if_sharded = |bytes: u64| if mesh.world() > 1 { bytes } else { 0 };
         let engine_pages = PagedKeyValues::bytes_of(heads, engine_tokens) * config.layers;
         let alike = RankMemory {
             weights: sizes.weights_shard(),
             master: sizes.master_shard(),
             moments: 2 * sizes.master_shard(),
             gradients: sizes.master_shard(),
-            gathered_weights: two_of(sizes.largest_gathered()),
-            whole_gradients: two_of(sizes.largest_gradient()),
-            keys_values: key_value_bytes(config, exchanged, BF16 as u64),
-            key_value_gradients: key_value_bytes(config, exchanged, size_of::<f32>() as u64),
-            engine_weights: if engine_sequences > 0 { ShardedSizes::new(config, 1).whole_weights() } else { 0 },
+            gathered_weights: if_sharded(sizes.gathered()),
+            whole_gradients: if_sharded(sizes.whole_gradients()),
+            // On one rank the engine samples from the model that is trained.
+            engine_weights: if engine_sequences > 0 { if_sharded(sizes.whole_weights()) } else { 0 },
             engine_caches: (engine_sequences * engine_pages) as u64,
             ..RankMemory::default()
         };
-        let inputs = (config.layers - 1) * config.hidden * BF16;
-        let activations = inputs + bytes_per_token_and_layer(config, BF16) + bytes_per_token(config, BF16);
+        let activations = bytes_per_token(config, true, BF16) + bytes_per_scored_row(config, BF16);
+        let groups = head_groups(config, plan.ranks());
+        let scores = if plan.ranks() > 1 { plan.ranks() * score_share(plan.most_tokens()) * size_of::<f32>() } else { 0 };
         let of_rank = |rank: usize| {
-            let tokens = plan.tokens(rank).next_multiple_of(TOKEN_GRAIN);
+            let tokens = plan.tokens(rank).next_multiple_of(ROW_GRAIN);
             let longest = plan.slices(rank).iter().map(|slice| slice.first + slice.length).max().unwrap_or(0);
             let row_sums = tokens * heads.query_heads * size_of::<f32>();
-            let pages: usize = plan.whole_documents(rank).map(|length| PagedKeyValues::bytes_of(heads, length)).sum();
+            let (keys_values, gradients) = block_buffer_numbers(heads, groups, plan.key_blocks(rank));
             RankMemory {
                 activations: (activations * tokens) as u64,
                 head_workspace: head_workspace_bytes(config.vocabulary, tokens) as u64,
-                other_workspace: (row_sums + rotary_table_bytes(config, longest)) as u64,
-                keys_values: alike.keys_values + pages as u64,
+                other_workspace: (row_sums + rotary_table_bytes(config, longest) + scores) as u64,
+                keys_values: (keys_values * BF16) as u64,
+                key_value_gradients: (gradients * size_of::<f32>()) as u64,
                 ..alike
             }
         };
@@ -132,16 +130,17 @@ mod tests {
         let memory = of("tiny", 1, 1, 1, 1000, 2);
         assert_eq!(memory.weights, 2 * 449_536);
         assert_eq!((memory.master, memory.moments, memory.gradients), (1_801_216, 3_602_432, 1_801_216));
-        assert_eq!((memory.gathered_weights, memory.whole_gradients, memory.key_value_gradients), (0, 0, 0));
+        assert_eq!((memory.gathered_weights, memory.whole_gradients), (0, 0));
         let layer = 2 * (2 * 128 + 2 * 256 + 128 + 2 * 384) + 4 * 4;
         let shared = 2 * (10 * 128 + 2 * 256 + 128 + 2 * 384);
         assert_eq!(memory.activations, 1024 * (2 * 128 + layer + shared));
         assert_eq!(memory.head_workspace, 1024 * 440 * 6 + 12 * 1024);
         assert_eq!(memory.other_workspace, 1024 * 4 * 4 + 1024 * 32 * 4);
-        // 16 pages of 64 keys: 2 x 2 heads of 32 in bf16; two sequences of two layers in the engine.
-        assert_eq!(memory.keys_values, 1024 * 2 * 64 * 2);
-        assert_eq!(memory.engine_caches, 4 * memory.keys_values);
-        assert_eq!(memory.engine_weights, 2 * 449_536 + 4 * 768);
+        // 16 blocks of 64 keys: 2 x 2 heads of 32 in bf16, gradients in f32; two sequences of two layers in the engine, which samples
+        // from the model that is trained.
+        assert_eq!((memory.keys_values, memory.key_value_gradients), (1024 * 2 * 64 * 2, 1024 * 2 * 64 * 4));
+        assert_eq!((memory.engine_caches, memory.engine_weights), (4 * memory.keys_values, 0));
+        assert_eq!(of("tiny", 1, 2, 1, 1000, 2).engine_weights, 2 * 449_536 + 4 * 768);
     }
 
     /// Six short documents and ranks without tokens: those hold what all hold.
@@ -150,7 +149,7 @@ mod tests {
         let config = ModelConfig::named("tiny").expect("a known shape");
         let mesh = Mesh::new(1, 8, 8).expect("a mesh");
         let ranks = RankMemory::of_ranks(&config, &mesh, &ContextPlan::new(&[65; 6], 8, 0), 0, 0);
-        assert_eq!((ranks[0].keys_values, ranks[0].key_value_gradients), (128 * 256, 0), "two pages");
+        assert_eq!((ranks[0].keys_values, ranks[0].key_value_gradients), (128 * 256, 128 * 512), "two blocks");
         assert_eq!((ranks[7].keys_values, ranks[7].activations, ranks[7].head_workspace), (0, 0, 0));
         assert_eq!(ranks[0].moments, ranks[7].moments);
     }
@@ -164,16 +163,18 @@ mod tests {
         assert_eq!(memory.weights, 2 * (8_190_735_360 - 308_224) / 128);
         // A norm of 128 over 128 ranks takes 8 a rank instead of 1.
         assert_eq!(memory.master, 4 * (8_190_735_360 / 128 + 72 * 7));
-        assert_eq!(memory.gathered_weights, 2 * (2 * 151_936 * 4096 + 4 * 4096));
-        assert_eq!(memory.whole_gradients, 2 * 4 * (151_936 * 4096 + 4096));
-        assert_eq!((memory.keys_values, memory.key_value_gradients), (512 * MIB, 1024 * MIB));
+        let (matrices, table) = (192_937_984, 151_936 * 4096);
+        assert_eq!(memory.gathered_weights, 2 * (2 * matrices + 4 * 10_240) + 2 * table + 4 * 4096);
+        assert_eq!(memory.whole_gradients, 4 * (2 * (matrices + 10_240) + table + 4096 + table / 128));
+        // Gradients of two of four groups of heads at a time.
+        assert_eq!((memory.keys_values, memory.key_value_gradients), (512 * MIB, 512 * MIB));
         // Per token: 35 inputs of 8,192 bytes; a layer of 2 x (8,192 + 12,288 + 4,096 + 24,576) + 128; shared 2 x (40,960 + 12,288
         // + 4,096 + 24,576).
         assert_eq!(memory.activations, 16_384 * (35 * 8192 + 2 * 49_152 + 128 + 2 * 81_920));
         assert_eq!(memory.head_workspace, 384 * 151_936 * 6 + 16_384 * 12);
-        assert_eq!(memory.other_workspace, 16_384 * 32 * 4 + 131_072 * 128 * 4);
+        let scores = 8 * 2 * 4 * ContextPlan::new(&[131_072], 8, 0).most_tokens() as u64;
+        assert_eq!(memory.other_workspace, 16_384 * 32 * 4 + 131_072 * 128 * 4 + scores);
         assert_eq!(memory.engine_weights + memory.engine_caches, 0);
-        assert_eq!(memory.total(), 19_644_610_048);
     }
 
     /// Qwen2.5-72B, 131,072 tokens over 16 of 128 ranks: 18 bytes a parameter over all ranks, and the head gathered.
@@ -183,9 +184,10 @@ mod tests {
         let (parameters, vectors) = (72_706_203_648, 80 * (2 * 8192 + 8192 + 2 * 1024) + 8192);
         assert_eq!(memory.weights, 2 * (parameters - vectors) / 128);
         assert_eq!(memory.master, 4 * parameters / 128);
-        assert_eq!(memory.gathered_weights, 2 * (2 * 152_064 * 8192 + 4 * 8192));
+        let layer = 2 * (8192 * (10_240 + 8192) + 3 * 29_568 * 8192) + 4 * (2 * 8192 + 10_240);
+        assert_eq!(memory.gathered_weights, 2 * layer + 2 * 152_064 * 8192 + 4 * 8192);
         // 8 heads of 128 as in Qwen3-8B, gathered over 16 ranks.
-        assert_eq!((memory.keys_values, memory.key_value_gradients), (512 << 20, 1 << 30));
+        assert_eq!((memory.keys_values, memory.key_value_gradients), (512 << 20, 512 << 20));
         assert_eq!(memory.activations, 8192 * (79 * 16_384 + 2 * (16_384 + 10_240 + 8192 + 59_136) + 256 + 2 * 169_728));
     }
 }

@@ -53,21 +53,18 @@ impl<D: Device> AdamW<D> {
         }
         self.steps += 1;
         let gradient_scale = if norm > clip_norm as f64 { (clip_norm as f64 / norm) as f32 } else { 1.0 };
-        for index in 0..self.first.len() {
-            let (device, parameters) = model.parameters_mut();
-            let parameter = &mut parameters[index];
+        for (index, piece) in model.pieces(gradients).enumerate() {
             let step = AdamWStep {
                 learning_rate,
                 beta1: self.settings.beta1,
                 beta2: self.settings.beta2,
                 epsilon: self.settings.epsilon,
-                weight_decay: if parameter.entry.kind.decays() { self.settings.weight_decay } else { 0.0 },
+                weight_decay: if piece.kind.decays() { self.settings.weight_decay } else { 0.0 },
                 step: self.steps,
                 gradient_scale,
             };
-            let gradient = &gradients.buffers[index];
             let (first, second) = (&mut self.first[index], &mut self.second[index]);
-            device.adamw(&mut parameter.values, parameter.packed.as_mut(), gradient, first, second, step);
+            self.device.adamw(piece.values, piece.packed, piece.gradient, first, second, step);
         }
         norm
     }
