@@ -3,8 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::CliError;
+use super::ranks::RankError;
 use crate::device::cuda::{DeviceFailure, EmulatorSettings};
 use crate::device::{CpuDevice, CudaDevice, Device, DeviceChoice, GemmLibrary};
+use crate::parallel::{Mesh, Ranks, World};
 
 /// What a command does with a device, whichever it is.
 pub trait Work {
@@ -22,12 +24,45 @@ pub fn run_on(choice: DeviceChoice, gemm: GemmLibrary, work: impl Work) -> Resul
     };
     let device = device.and_then(|device| device.with_gemm(gemm)).map_err(CliError::refused)?;
     unless_the_device_fails(|| work.on(device.clone()))??;
+    unless_something_was_found(&device)
+}
+
+fn unless_something_was_found(device: &CudaDevice) -> Result<(), CliError> {
     match device.findings().as_slice() {
         [] => Ok(()),
         [first, ..] => {
             Err(CliError::Failed(format!("the emulated GPU found {first}; {} findings in all", device.findings().len())))
         }
     }
+}
+
+/// What one of several ranks does with its device.
+pub trait RankWork {
+    fn on<D: Device>(self, device: D, world: World<D>) -> Result<(), RankError>;
+}
+
+/// Runs the work of rank `ranks` on device `index` of this node, as [`run_on`] does. What the device fails with unwinds.
+pub fn run_rank(
+    choice: DeviceChoice,
+    gemm: GemmLibrary,
+    index: usize,
+    ranks: Ranks,
+    mesh: Mesh,
+    work: impl RankWork,
+) -> Result<(), RankError> {
+    let device = match choice {
+        DeviceChoice::Cpu => {
+            let device = CpuDevice::new();
+            let world = World::over_hosts(&device, ranks, mesh)?;
+            return work.on(device, world);
+        }
+        DeviceChoice::Cuda { ordinal } => CudaDevice::open(ordinal + index),
+        DeviceChoice::Emulated { count } => CudaDevice::emulated(&for_work(count), index),
+    };
+    let device = device.and_then(|device| device.with_gemm(gemm)).map_err(CliError::refused)?;
+    let world = World::over_hosts(&device, ranks, mesh)?;
+    work.on(device.clone(), world)?;
+    Ok(unless_something_was_found(&device)?)
 }
 
 /// Emulated GPUs that are to get something done: races, the costliest check, are left to the tests.

@@ -2,11 +2,22 @@
 
 use serde::Serialize;
 
+use super::launch::{self, LaunchArguments, Told};
 use super::{CliError, OutputArguments, print_json};
 use crate::device::{CpuDevice, CudaDevice, Device};
+use crate::parallel;
 use crate::report::Reporter;
 use crate::sandbox::{self, Sandbox, Tier};
 use crate::types::{Progress, bytes};
+
+#[derive(clap::Args)]
+pub struct DoctorArguments {
+    /// Show instead which node of how many this is, where the coordinator listens, and what says so
+    #[arg(long)]
+    launch: bool,
+    #[command(flatten)]
+    flags: LaunchArguments,
+}
 
 #[derive(Serialize)]
 struct Findings {
@@ -37,7 +48,13 @@ struct TierFinding {
     details: Vec<String>,
 }
 
-pub fn run(output: &OutputArguments) -> Result<(), CliError> {
+pub fn run(arguments: &DoctorArguments, output: &OutputArguments) -> Result<(), CliError> {
+    if arguments.launch {
+        return show_launch(&arguments.flags, output);
+    }
+    if arguments.flags.any_given() {
+        return Err(CliError::Refused("learner doctor: flags of a launch go with --launch".into()));
+    }
     let sandbox: Vec<TierFinding> = [Tier::A, Tier::B].into_iter().map(probe).collect();
     let ready = sandbox.iter().any(|finding| finding.works);
     let findings = Findings {
@@ -55,6 +72,16 @@ pub fn run(output: &OutputArguments) -> Result<(), CliError> {
         show(&findings, output);
     }
     if ready { Ok(()) } else { Err(CliError::Failed("no sandbox tier can run Python tests here".into())) }
+}
+
+fn show_launch(flags: &LaunchArguments, output: &OutputArguments) -> Result<(), CliError> {
+    let found = launch::told(&flags.describe(parallel::Settings::default().port, &launch::variables())?);
+    if output.json {
+        return print_json(&found);
+    }
+    let rows: Vec<(String, String)> = found.iter().map(Told::row).collect();
+    Reporter::new(output.verbosity(), false).header("learner doctor --launch", &rows);
+    Ok(())
 }
 
 /// Every kind of device. Real and emulated GPUs cannot be opened in one process, so the emulated one is looked for, not opened.

@@ -27,6 +27,14 @@ pub struct Gpu {
 }
 
 impl Gpu {
+    /// Names of the devices that the driver finds, by ordinal. Opens none of them.
+    pub fn names() -> Result<Vec<String>, DeviceError> {
+        let count = CudaContext::device_count().map_err(|error| DeviceError::NoDevice { ordinal: 0, problem: name_of(error) })?;
+        let name = |ordinal| cudarc::driver::result::device::get(ordinal).and_then(cudarc::driver::result::device::get_name);
+        let problem = |ordinal, error| DeviceError::NoDevice { ordinal, problem: name_of(error) };
+        (0..count).map(|ordinal| name(ordinal).map_err(|error| problem(ordinal as usize, error))).collect()
+    }
+
     /// Opens device `ordinal` of whatever driver the process has loaded; the caller has made sure that there is one.
     pub fn open(ordinal: usize, emulator: Option<&'static Emulator>) -> Result<Gpu, DeviceError> {
         let problem = |error: CudaError| DeviceError::NoDevice { ordinal, problem: name_of(error) };
