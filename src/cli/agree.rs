@@ -12,7 +12,7 @@ use super::CliError;
 use super::directory::{RUN_FILE, RunDirectory, first_difference};
 use super::launch::Node;
 use crate::collectives::CollectiveError;
-use crate::config::RunFile;
+use crate::config::{Layers, RunFile};
 use crate::parallel::Ranks;
 
 /// What one rank is about to do.
@@ -168,14 +168,12 @@ pub fn check_shared(ranks: &Ranks, directory: &Path, run_file: &RunFile) -> Resu
     let path = directory.join(RUN_FILE);
     let patience = SHOWN_WITHIN.min(Duration::from_secs_f64(run_file.parallel.rendezvous_seconds));
     let deadline = Instant::now() + patience;
-    let written = run_file.to_toml().ok();
-    let seen = loop {
-        let seen = std::fs::read_to_string(&path).ok();
-        if seen == written || Instant::now() >= deadline {
-            break seen == written;
-        }
+    let look = || Layers::from_file(&path).and_then(Layers::finish).is_ok_and(|seen| seen == *run_file);
+    let mut seen = look();
+    while !seen && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(100));
-    };
+        seen = look();
+    }
     let hosts = ranks.hosts();
     let blind = ranks.gather(&seen)?.iter().position(|seen| !seen);
     Ok(match blind {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
+use super::ranks::RankError;
 use super::{CliError, OutputArguments, print_json};
 use crate::evaluate::Evaluation;
 use crate::report::{self, Reporter};
@@ -13,14 +14,14 @@ use crate::train::write_atomically;
 use crate::types::Progress;
 
 /// How a run that did not end well is told.
-pub fn explain(error: RunError, directory: &Path) -> CliError {
+pub fn explain(error: RunError, directory: &Path) -> RankError {
     let resume = format!("learner --resume --out {}", directory.display());
     match error {
-        RunError::Stopped { .. } => CliError::Interrupted(format!("{error}. To go on: {resume}")),
+        RunError::Stopped { .. } => RankError::Agreed(CliError::Interrupted(format!("{error}. To go on: {resume}"))),
         RunError::File(_) | RunError::Checkpoint(_) => {
-            CliError::Failed(format!("{error}. What was saved before is whole; once mended, go on: {resume}"))
+            RankError::Own(CliError::Failed(format!("{error}. What was saved before is whole; once mended, go on: {resume}")))
         }
-        error => CliError::failed(error),
+        error => RankError::Own(CliError::failed(error)),
     }
 }
 

@@ -17,14 +17,20 @@ pub trait Work {
 /// work starts. On an emulated GPU the work fails if the checkers found anything.
 pub fn run_on(choice: DeviceChoice, gemm: GemmLibrary, work: impl Work) -> Result<(), CliError> {
     let device = match choice {
-        DeviceChoice::Cpu if gemm == GemmLibrary::Own => return work.on(CpuDevice::new()),
-        DeviceChoice::Cpu => return Err(CliError::Refused("gemm = \"cublaslt\": only with a GPU; leave it out".into())),
+        DeviceChoice::Cpu => return work.on(cpu(gemm)?),
         DeviceChoice::Cuda { ordinal } => CudaDevice::open(ordinal),
         DeviceChoice::Emulated { count } => CudaDevice::emulated(&for_work(count), 0),
     };
     let device = device.and_then(|device| device.with_gemm(gemm)).map_err(CliError::refused)?;
     unless_the_device_fails(|| work.on(device.clone()))??;
     unless_something_was_found(&device)
+}
+
+fn cpu(gemm: GemmLibrary) -> Result<CpuDevice, CliError> {
+    match gemm {
+        GemmLibrary::Own => Ok(CpuDevice::new()),
+        GemmLibrary::CublasLt => Err(CliError::Refused("gemm = \"cublaslt\": only with a GPU; leave it out".into())),
+    }
 }
 
 fn unless_something_was_found(device: &CudaDevice) -> Result<(), CliError> {
@@ -52,7 +58,7 @@ pub fn run_rank(
 ) -> Result<(), RankError> {
     let device = match choice {
         DeviceChoice::Cpu => {
-            let device = CpuDevice::new();
+            let device = cpu(gemm)?;
             let world = World::over_hosts(&device, ranks, mesh)?;
             return work.on(device, world);
         }

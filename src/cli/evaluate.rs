@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use super::closing::evaluation_rows;
 use super::device::{self, Work};
 use super::setup::{self, Text};
-use super::train::{SettingArguments, evaluation_rows};
+use super::train::SettingArguments;
 use super::{CliError, OutputArguments, print_json, signals::StopSignal};
 use crate::agent::{Rollout, Surroundings};
 use crate::config::RunFile;

@@ -17,9 +17,12 @@ use crate::device::{CudaDevice, DeviceChoice};
 use crate::model::ModelConfig;
 use crate::parallel::{GpuSpecification, Mesh, Ranks, Workload, candidates};
 
+/// Of these flags in `--help`.
+pub const HEADING: &str = "Many nodes (docs/many-ranks.md)";
+
 /// Where this process stands among those of a run. The same command is started once on every node.
 #[derive(clap::Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Many nodes (docs/many-ranks.md)")]
+#[command(next_help_heading = HEADING)]
 pub struct LaunchArguments {
     /// Nodes of the run: start the same command once on each
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..65536))]

@@ -33,6 +33,16 @@ impl From<CollectiveError> for RankError {
     }
 }
 
+/// For a run of one rank, and for what is told at the end.
+impl From<RankError> for CliError {
+    fn from(error: RankError) -> CliError {
+        match error {
+            RankError::Agreed(error) | RankError::Own(error) => error,
+            RankError::Stopped(error) => error.into(),
+        }
+    }
+}
+
 /// What a stopped run means for whoever started it.
 impl From<CollectiveError> for CliError {
     fn from(error: CollectiveError) -> CliError {
@@ -54,7 +64,7 @@ enum Event {
 
 /// How long ranks that are at work have to hear that the run has stopped. With the time in which a lost rank is noticed (a heartbeat
 /// more than `parallel.dead_after_seconds`) this is the time in which all others end: below 10 s by default.
-const HEARING: Duration = Duration::from_secs(2);
+const HEARING: Duration = Duration::from_secs(1);
 
 /// Runs `work` for each of this process's places, which it is given with their number here. Returns once all have ended.
 ///

@@ -3,21 +3,25 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use serde_json::Value;
-
-use super::device::{self, Work};
+use super::agree::{self, Facts};
+use super::closing::{explain, finish};
+use super::device::{self, RankWork, Work};
+use super::directory::{self, RunDirectory};
+use super::launch::{self, LaunchArguments, Node};
+use super::ranks::{self, RankError};
 use super::setup::{self, Tasks, Text};
-use super::{CliError, OutputArguments, print_json, signals::StopSignal};
+use super::{CliError, OutputArguments, restart, signals::StopSignal};
 use crate::config::{ConfigError, Layers, RunFile};
 use crate::device::{Device, GemmLibrary};
-use crate::evaluate::{Evaluation, HeldOut};
+use crate::evaluate::HeldOut;
 use crate::grader::Grader;
 use crate::model::{Model, ModelConfig};
-use crate::report::{self, Reporter};
+use crate::parallel::{Mesh, MeshError, Ranks, World};
+use crate::report::Reporter;
 use crate::sandbox::Sandbox;
-use crate::stage::{self, Context, Learner, Point, RunError, RunState, Summary};
-use crate::train::{Checkpoints, MetricsLog, Trainer, write_atomically};
-use crate::types::{Progress, bytes};
+use crate::stage::{self, Context, Learner, Point, RunState};
+use crate::train::{Checkpoints, MetricsLog, Trainer};
+use crate::types::{Progress, Silent, bytes};
 
 /// The flags from which a run file is made.
 #[derive(clap::Args, Clone, Debug)]
@@ -80,7 +84,7 @@ impl SettingArguments {
         layers.finish()
     }
 
-    fn none_given(&self) -> bool {
+    pub fn none_given(&self) -> bool {
         let SettingArguments { recipe, config, model, tasks, device, seed, set } = self;
         recipe.is_none()
             && config.is_empty()
@@ -95,114 +99,178 @@ impl SettingArguments {
 #[derive(clap::Args, Clone, Debug)]
 pub struct TrainArguments {
     #[command(flatten)]
-    settings: SettingArguments,
+    pub settings: SettingArguments,
     /// Run directory [default: runs/NAME]
     #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    pub out: Option<PathBuf>,
     /// Go on with the run in the run directory, or start it if there is none yet
     #[arg(long)]
-    resume: bool,
+    pub resume: bool,
+    #[command(flatten)]
+    launch: LaunchArguments,
+    /// Start again by itself, with --resume, after a rank was lost: at most K times
+    #[arg(long, value_name = "K", default_value_t = 0, hide_default_value = true, help_heading = launch::HEADING)]
+    max_restarts: usize,
 }
 
 impl TrainArguments {
     /// Whether anything was given on the command line.
     pub fn any_given(&self) -> bool {
-        !self.settings.none_given() || self.out.is_some() || self.resume
+        let TrainArguments { settings, out, resume, launch, max_restarts } = self;
+        !settings.none_given() || out.is_some() || *resume || launch.any_given() || *max_restarts > 0
     }
 }
-
-/// The directory of a run and how it is entered.
-struct RunDirectory {
-    path: PathBuf,
-    resumes: bool,
-}
-
-const RUN_FILE: &str = "run.toml";
 
 pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), CliError> {
+    if let Some(ended) = restart::supervise(arguments.max_restarts) {
+        return ended;
+    }
     let started = Instant::now();
-    let (run_file, directory) = open_run(arguments)?;
+    let (run_file, directory) = directory::open(arguments)?;
     let choice = run_file.device().map_err(CliError::Refused)?;
-    device::run_on(choice, run_file.run.gemm, Training { run_file, directory, output, started })
+    let Some(node) = Node::find(&arguments.launch, &run_file, choice)? else {
+        let training = Training::prepare(&run_file, &directory, 1)?;
+        let stop = StopSignal::listen()?;
+        return device::run_on(choice, run_file.run.gemm, RankTraining { training: &training, stop, output, started, warning: None });
+    };
+    // Whatever is wrong here is told to all nodes, which need not wait then.
+    let training = Training::prepare(&run_file, &directory, node.devices);
+    let checkpoint = training.as_ref().ok().and_then(|training| training.checkpoint.as_deref());
+    let facts = Facts::of(&run_file, &node, &directory, checkpoint).with(training.as_ref().map(|training| training.tasks.sha256()));
+    let places = node.join(&run_file, &directory.path.display().to_string())?;
+    let stop = StopSignal::listen()?;
+    let ended = ranks::run(places, |index, ranks| {
+        let agreed = agree::compare(ranks, &facts)?;
+        let warning = agreed.map_err(|difference| RankError::Agreed(CliError::Refused(difference)))?;
+        // All have just heard of it if it could not be prepared.
+        let Ok(training) = &training else { return Ok(()) };
+        let work = RankTraining { training, stop: stop.clone(), output, started, warning };
+        device::run_rank(choice, run_file.run.gemm, index, ranks.clone(), node.mesh, work)
+    });
+    training?;
+    ended
 }
 
-/// A run that is about to start or to go on.
+/// A run that is about to start or to go on: what all ranks of this process share.
 struct Training<'a> {
-    run_file: RunFile,
-    directory: RunDirectory,
-    output: &'a OutputArguments,
-    started: Instant,
+    run_file: &'a RunFile,
+    directory: &'a RunDirectory,
+    checkpoint: Option<PathBuf>,
+    tasks: Tasks,
+    text: Text,
+    sandbox: Sandbox,
+    /// Threads of each rank that run tests and grade.
+    workers: usize,
 }
 
-impl Work for Training<'_> {
-    fn on<D: Device>(self, device: D) -> Result<(), CliError> {
-        train(device, self)
+impl Training<'_> {
+    fn prepare<'a>(run_file: &'a RunFile, directory: &'a RunDirectory, ranks: usize) -> Result<Training<'a>, CliError> {
+        let tasks = Tasks::load(run_file)?;
+        setup::set_threads(run_file.run.threads)?;
+        setup::check_demonstrable(run_file, &tasks.train)?;
+        let checkpoint = directory::latest_checkpoint(run_file, directory)?;
+        // A checkpoint holds its own tokenizer: going on needs nothing else of the model it came from.
+        let text = Text::load(checkpoint.as_deref().or(run_file.model.directory.as_deref()))?;
+        text.format()?;
+        let sandbox = setup::start_sandbox(run_file)?;
+        let workers = sandbox.parallel().div_ceil(ranks);
+        Ok(Training { run_file, directory, checkpoint, tasks, text, sandbox, workers })
     }
 }
 
-fn train<D: Device>(device: D, Training { run_file, directory, output, started }: Training<'_>) -> Result<(), CliError> {
-    let tasks = Tasks::load(&run_file)?;
-    setup::set_threads(run_file.run.threads)?;
-    let stop = StopSignal::listen()?;
-    setup::check_demonstrable(&run_file, &tasks.train)?;
-    let checkpoint = latest_checkpoint(&run_file, &directory)?;
-    // A checkpoint holds its own tokenizer: going on needs nothing else of the model it came from.
-    let text = Text::load(checkpoint.as_deref().or(run_file.model.directory.as_deref()))?;
-    let format = text.format()?;
-    let (model, state) = match &checkpoint {
-        Some(checkpoint) => resume(device, checkpoint, &tasks, &text)?,
-        None => (setup::load_model(device, &run_file, &text)?, RunState::start(tasks.sha256())),
+/// What one rank does of it.
+struct RankTraining<'a> {
+    training: &'a Training<'a>,
+    stop: StopSignal,
+    output: &'a OutputArguments,
+    started: Instant,
+    /// Something all ranks should know, for rank 0 to show.
+    warning: Option<String>,
+}
+
+impl Work for RankTraining<'_> {
+    fn on<D: Device>(self, device: D) -> Result<(), CliError> {
+        let one = |error: MeshError| CliError::Failed(error.to_string());
+        let world = World::over_hosts(&device, Ranks::one(), Mesh::new(1, 1, 1).map_err(one)?)?;
+        RankWork::on(self, device, world).map_err(CliError::from)
+    }
+}
+
+impl RankWork for RankTraining<'_> {
+    fn on<D: Device>(self, device: D, world: World<D>) -> Result<(), RankError> {
+        train(device, world, self)
+    }
+}
+
+fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Result<(), RankError> {
+    let RankTraining { training, stop, output, started, warning } = rank;
+    let Training { run_file, directory, checkpoint, tasks, text, sandbox, workers } = training;
+    let (model, state) = match checkpoint {
+        Some(checkpoint) => resume(device, checkpoint, tasks, text)?,
+        None => (setup::load_model(device, run_file, text)?, RunState::start(tasks.sha256())),
     };
     setup::check_length(&model, run_file.agent.max_tokens, "agent.max_tokens")?;
-    let sandbox = setup::start_sandbox(&run_file)?;
-    let disk = disk_needed(&run_file, &model);
-    let _lock = enter(&directory, &run_file, disk)?;
-
-    let reporter = Reporter::new(output.verbosity(), output.json);
+    let disk = directory::disk_needed(run_file, &model);
+    // Rank 0 is the one that writes and is seen.
+    let first = world.ranks.first();
+    let _lock = if first { Some(directory::enter(directory, run_file, disk)?) } else { None };
+    if world.ranks.ranks() > 1 {
+        let shared = agree::check_shared(&world.ranks, &directory.path, run_file)?;
+        shared.map_err(|problem| RankError::Agreed(CliError::Refused(problem)))?;
+    }
+    let reporter = first.then(|| Reporter::new(output.verbosity(), output.json));
+    let progress: &dyn Progress = reporter.as_ref().map_or(&Silent, |reporter| reporter);
     let settings = run_file.stage_settings();
     let held_out = HeldOut::draw(&tasks.held_out, &run_file.evaluate, run_file.run.seed);
-    header(&reporter, &run_file, &model, &tasks, &held_out, &sandbox, &directory, disk);
+    if first {
+        header(progress, training, &model, &world, &held_out, disk);
+    }
+    if let Some(warning) = &warning {
+        progress.warn(warning);
+    }
 
     let optimizer_settings = match state.point {
         Point::EvaluateBefore | Point::Rft => run_file.rft.optimizer,
         _ => run_file.rl.optimizer,
     };
     let mut trainer = Trainer::new(model, optimizer_settings);
-    if let Some(checkpoint) = &checkpoint {
+    if let Some(checkpoint) = checkpoint {
         Checkpoints::load_optimizer(checkpoint, &trainer.model, &mut trainer.optimizer).map_err(CliError::failed)?;
-        reporter.note(&format!("going on from {}", checkpoint.display()));
+        progress.note(&format!("going on from {}", checkpoint.display()));
     }
-    device_memory(&reporter, trainer.model.device());
+    device_memory(progress, trainer.model.device());
     if run_file.run.gemm == GemmLibrary::CublasLt {
-        reporter.warn(
+        progress.warn(
             "run.gemm = \"cublaslt\": its kernels depend on shapes, so sampled and recomputed log-probabilities may differ",
         );
     }
     let mut learner = Learner { trainer, state };
     let log = MetricsLog::open(&directory.path.join("metrics.jsonl"), learner.state.metrics_lines).map_err(CliError::failed)?;
-    // TensorBoard's events are made anew from the metrics that are left.
-    reporter.follow(&directory.path).map_err(CliError::failed)?;
-    let workers = sandbox.parallel();
-    let sandbox_tier = sandbox.tier();
-    let grader = Grader::new(sandbox, run_file.grader.clone());
+    if let Some(reporter) = &reporter {
+        // TensorBoard's events are made anew from the metrics that are left.
+        reporter.follow(&directory.path).map_err(CliError::failed)?;
+    }
+    let grader = Grader::new(sandbox.clone(), run_file.grader.clone());
     let context = Context {
         directory: &directory.path,
         settings: &settings,
         tokenizer: &text.tokenizer,
-        format,
+        format: text.format()?,
         tokenizer_json: &text.tokenizer_json,
         grader: &grader,
-        workers,
-        sandbox_tier,
+        workers: *workers,
+        sandbox_tier: sandbox.tier(),
         train_tasks: &tasks.train,
         held_out,
-        progress: &reporter,
+        progress,
         stop: &|| stop.raised(),
     };
     let summary = stage::run(&context, &mut learner, log).map_err(|error| explain(error, &directory.path))?;
-    finish(&summary, &directory.path, &reporter, output, started)
+    match &reporter {
+        Some(reporter) => Ok(finish(&summary, &directory.path, reporter, output, started)?),
+        None => Ok(()),
+    }
 }
-
 
 /// The model and the state of a checkpoint.
 fn resume<D: Device>(device: D, checkpoint: &Path, tasks: &Tasks, text: &Text) -> Result<(Model<D>, RunState), CliError> {
@@ -214,18 +282,15 @@ fn resume<D: Device>(device: D, checkpoint: &Path, tasks: &Tasks, text: &Text) -
     Ok((setup::load_model_from(device, checkpoint, text)?, state))
 }
 
-
-#[allow(clippy::too_many_arguments)]
 fn header<D: Device>(
-    reporter: &Reporter,
-    run_file: &RunFile,
+    progress: &dyn Progress,
+    training: &Training<'_>,
     model: &Model<D>,
-    tasks: &Tasks,
+    world: &World<D>,
     held_out: &HeldOut,
-    sandbox: &Sandbox,
-    directory: &RunDirectory,
     disk: u64,
 ) {
+    let Training { run_file, directory, tasks, sandbox, .. } = training;
     let row = |name: &str, value: String| (name.to_owned(), value);
     let origin = match &run_file.model.directory {
         Some(directory) => directory.display().to_string(),
@@ -247,12 +312,12 @@ fn header<D: Device>(
     ]
     .map(|(purpose, count)| format!("{purpose} {}", bytes(count as u64)));
     let groups = format!("{} tasks x {} attempts", run_file.rl.tasks_per_step, run_file.rl.group_size);
-    reporter.header(
+    progress.header(
         &format!("learner: {}", run_file.run.name),
         &[
             row("model", format!("{} ({origin})", describe_shape(config))),
             row("parameters", format!("{}", model.parameter_count())),
-            row("device", model.device().describe()),
+            row("device", model.device().describe() + &describe_ranks(&world.ranks, &world.mesh)),
             row("memory", memory.join(", ")),
             row("tasks", format!("{} to train on ({})", tasks.train.len(), run_file.tasks.train)),
             row("held out", format!("{} tasks, {} of unseen structure", held_out.main.len(), held_out.structure.len())),
@@ -269,8 +334,19 @@ fn header<D: Device>(
     );
 }
 
+/// How many devices there are like this one.
+fn describe_ranks(ranks: &Ranks, mesh: &Mesh) -> String {
+    if ranks.ranks() == 1 {
+        return String::new();
+    }
+    let mut hosts = ranks.hosts();
+    hosts.dedup();
+    let (data, context) = (mesh.data(), mesh.context());
+    format!("; {} ranks on {} hosts: {data} data parallel x {context} context parallel", ranks.ranks(), hosts.len())
+}
+
 /// What the device has given out before the first step, by purpose, where it keeps count.
-fn device_memory<D: Device>(reporter: &Reporter, device: &D) {
+fn device_memory<D: Device>(progress: &dyn Progress, device: &D) {
     let rows: Vec<Vec<String>> = device
         .memory_use()
         .iter()
@@ -278,7 +354,7 @@ fn device_memory<D: Device>(reporter: &Reporter, device: &D) {
         .map(|line| vec![line.purpose.to_owned(), bytes(line.in_use as u64), bytes(line.peak as u64)])
         .collect();
     if !rows.is_empty() {
-        reporter.table("device memory before the first step", &["purpose", "in use", "peak"], &rows);
+        progress.table("device memory before the first step", &["purpose", "in use", "peak"], &rows);
     }
 }
 
