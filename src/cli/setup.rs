@@ -11,6 +11,7 @@ use crate::agent::demonstrable;
 use crate::config::RunFile;
 use crate::device::Device;
 use crate::model::{Model, ModelConfig, shape_names};
+use crate::parallel::{Mesh, Ranks, World};
 use crate::sandbox::Sandbox;
 use crate::task;
 use crate::text::{ChatFormat, Tokenizer};
@@ -177,4 +178,10 @@ pub fn set_threads(threads: usize) -> Result<(), CliError> {
 pub fn no_such_model(model: &Path) -> CliError {
     let names: Vec<_> = shape_names().collect();
     CliError::Refused(format!("--model {}: neither a folder nor one of {}", model.display(), names.join(", ")))
+}
+
+/// The world of a run on one rank.
+pub fn world_of_one<D: Device>(device: &D) -> Result<World<D>, CliError> {
+    let mesh = Mesh::new(1, 1, 1).map_err(CliError::failed)?;
+    World::over_hosts(device, Ranks::one(), mesh).map_err(CliError::failed)
 }

@@ -16,7 +16,7 @@ use crate::model::{Model, ModelConfig};
 use crate::report::{self, Reporter};
 use crate::sandbox::Sandbox;
 use crate::stage::{self, Context, Learner, Point, RunError, RunState, Summary};
-use crate::train::{Checkpoints, MetricsLog, Trainer, write_atomically};
+use crate::train::{Checkpoints, MetricsLog, Policy, Trainer, write_atomically};
 use crate::types::{Progress, bytes};
 
 /// The flags from which a run file is made.
@@ -167,12 +167,14 @@ fn train<D: Device>(device: D, Training { run_file, directory, output, started }
         Point::EvaluateBefore | Point::Rft => run_file.rft.optimizer,
         _ => run_file.rl.optimizer,
     };
-    let mut trainer = Trainer::new(model, optimizer_settings);
+    let world = setup::world_of_one(model.device())?;
+    let ranks = world.ranks.clone();
+    let mut trainer = Trainer::new(Policy::whole(model), world, optimizer_settings, &run_file.step);
     if let Some(checkpoint) = &checkpoint {
-        Checkpoints::load_optimizer(checkpoint, &trainer.model, &mut trainer.optimizer).map_err(CliError::failed)?;
+        trainer.restore_optimizer(checkpoint).map_err(CliError::failed)?;
         reporter.note(&format!("going on from {}", checkpoint.display()));
     }
-    device_memory(&reporter, trainer.model.device());
+    device_memory(&reporter, trainer.policy().device());
     if run_file.run.gemm == GemmLibrary::CublasLt {
         reporter.warn(
             "run.gemm = \"cublaslt\": its kernels depend on shapes, so sampled and recomputed log-probabilities may differ",
@@ -186,6 +188,7 @@ fn train<D: Device>(device: D, Training { run_file, directory, output, started }
     let sandbox_tier = sandbox.tier();
     let grader = Grader::new(sandbox, run_file.grader.clone());
     let context = Context {
+        ranks: &ranks,
         directory: &directory.path,
         settings: &settings,
         tokenizer: &text.tokenizer,
@@ -199,7 +202,7 @@ fn train<D: Device>(device: D, Training { run_file, directory, output, started }
         progress: &reporter,
         stop: &|| stop.raised(),
     };
-    let summary = stage::run(&context, &mut learner, log).map_err(|error| explain(error, &directory.path))?;
+    let summary = stage::run(&context, &mut learner, Some(log)).map_err(|error| explain(error, &directory.path))?;
     finish(&summary, &directory.path, &reporter, output, started)
 }
 

@@ -27,14 +27,14 @@ pub use error::ModelError;
 pub use exchange::{KeyValueExchange, NoExchange, ParameterSource, TrainingPass, Unit, UnitGradients, UnitTensors};
 pub use flops::StepFlops;
 pub use generate::{Extension, Hidden, KeyValueCache};
-pub use parameters::{Gradients, Kind};
+pub use parameters::{Gradients, Kind, Piece};
 pub use shapes::shape_names;
 
 use crate::device::{Device, Role};
 use crate::types::{Batch, Key, Purpose};
 use forward::{RotaryTable, Workspace};
 pub(crate) use forward::{bytes_per_token, bytes_per_token_and_layer, rotary_table_bytes};
-pub(crate) use parameters::{Layout, Parameter};
+pub(crate) use parameters::{Entry, Layout, Parameter, Part};
 
 /// A model on a device, with the memory its passes work in. Passes of one model run one at a time.
 pub struct Model<D: Device> {
@@ -178,6 +178,11 @@ impl<D: Device> Model<D> {
         })
     }
 
+    /// The values of a stored tensor.
+    pub(crate) fn stored(&self, index: usize) -> Vec<f32> {
+        self.device().read(&self.parameters[index].values, 0, self.layout().entries[index].length())
+    }
+
     /// Replaces the values of one tensor.
     ///
     /// # Errors
@@ -208,6 +213,17 @@ impl<D: Device> Model<D> {
     /// Zeroed gradients of this model's shape.
     pub fn new_gradients(&self) -> Gradients<D> {
         Gradients::new(&self.device, &self.layout)
+    }
+
+    /// What an optimizer changes, in stored order.
+    pub fn pieces<'a>(&'a mut self, gradients: &'a Gradients<D>) -> impl Iterator<Item = Piece<'a, D>> {
+        self.parameters.iter_mut().zip(&gradients.buffers).map(|(parameter, gradient)| Piece {
+            kind: parameter.entry.kind,
+            range: 0..parameter.entry.length(),
+            values: &mut parameter.values,
+            packed: parameter.packed.as_mut(),
+            gradient,
+        })
     }
 
     pub(crate) fn layout(&self) -> &Arc<Layout> {

@@ -3,6 +3,8 @@
 //! Matrices that read the same input are stored as one (`q`, `k`, `v`; `gate`, `up`), rows after one another, so that one product
 //! serves them all; a Hugging Face tensor is then a range of a stored one.
 
+use std::ops::Range;
+
 use super::config::ModelConfig;
 use crate::device::{Device, LinearWeights, Role};
 
@@ -178,6 +180,19 @@ impl<D: Device> Parameter<D> {
         let Some(packed) = &self.packed else { unreachable!("{} is not a matrix", self.entry.parts[0].name) };
         LinearWeights { values: &self.values, packed, outputs: self.entry.outputs, inputs: self.entry.inputs }
     }
+}
+
+/// What an optimizer changes of one stored tensor.
+pub struct Piece<'a, D: Device> {
+    pub kind: Kind,
+    /// The tensor's elements that are here: all of them, or this rank's shard.
+    pub range: Range<usize>,
+    /// `[range]` in f32; longer where shards are padded.
+    pub values: &'a mut D::Buffer,
+    /// The copy of a matrix that products read, where it is kept beside the values.
+    pub packed: Option<&'a mut D::Packed>,
+    /// As long as `values`.
+    pub gradient: &'a D::Buffer,
 }
 
 /// The gradient of every stored tensor, accumulated over micro-batches.

@@ -288,7 +288,8 @@ impl<D: Device> Run<'_, D> {
             self.learner.state.metrics_lines = log.commit()?;
         }
         let Learner { trainer, state } = &mut *self.learner;
-        let path = self.checkpoints.save(step, trainer.snapshot()?, self.context.tokenizer_json, state)?;
+        let snapshot = || Ok(trainer.snapshot()?);
+        let path = self.checkpoints.save(step, snapshot, self.context.tokenizer_json, state)?;
         self.context.progress.detail(&format!("checkpoint {}", path.display()));
         self.learner.state.add_seconds("checkpoint", started.elapsed().as_secs_f64());
         Ok(())

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{Run, RunError};
+use crate::collectives::CollectiveError;
 use crate::device::Device;
 use crate::evaluate::Evaluation;
-use crate::model::Model;
+use crate::train::Policy;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Summary {
@@ -36,32 +37,36 @@ pub struct Summary {
     pub seconds: BTreeMap<String, f64>,
 }
 
-/// The hash of a model's weights, the same on every machine for the same weights.
-pub fn weights_sha256<D: Device>(model: &Model<D>) -> String {
-    let mut tensors: Vec<_> = model.tensors().collect();
-    tensors.sort_by(|left, right| left.0.cmp(&right.0));
+/// The hash of a policy's weights, the same on every machine and any number of ranks for the same weights. All ranks make this
+/// call.
+fn weights_sha256<D: Device>(policy: &Policy<D>) -> Result<String, CollectiveError> {
+    let mut parts: Vec<_> = policy.layout().parts().collect();
+    parts.sort_by(|(_, left), (_, right)| left.name.cmp(&right.name));
     let mut hash = Sha256::new();
-    for (name, shape, values) in tensors {
-        hash.update(name.as_bytes());
-        for extent in shape {
+    for (index, part) in parts {
+        hash.update(part.name.as_bytes());
+        for &extent in &part.shape {
             hash.update((extent as u64).to_le_bytes());
         }
-        for value in values.iter() {
+        for value in &policy.tensor(index)?[part.offset..part.offset + part.length()] {
             hash.update(value.to_le_bytes());
         }
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 impl<D: Device> Run<'_, D> {
     pub(super) fn summarise(&mut self) -> Result<Summary, RunError> {
-        self.log.commit()?;
+        if let Some(log) = &mut self.log {
+            log.commit()?;
+        }
+        let policy = self.learner.trainer.policy();
         let state = &self.learner.state;
         Ok(Summary {
             seed: self.context.settings.seed,
             evaluation: state.evaluations.clone(),
-            parameters: self.learner.trainer.model.parameter_count(),
-            weights_sha256: weights_sha256(&self.learner.trainer.model),
+            parameters: policy.parameter_count(),
+            weights_sha256: weights_sha256(policy)?,
             rft_steps: state.rft_steps,
             rl_steps: state.rl_steps,
             mismatch_max: state.mismatch_max,

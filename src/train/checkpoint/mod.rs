@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-pub(super) use moments::StoredMoments;
+pub(super) use moments::restore;
 pub use snapshot::Snapshot;
 pub use writer::CheckpointWriter;
 

@@ -13,10 +13,16 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Dtype, Metadata};
 
 use super::CheckpointError;
+use crate::device::Device;
+use crate::model::{Entry, Layout, Part};
 use crate::train::files::FileError;
+use crate::train::optimizer::AdamW;
 
 /// Key in the header: steps taken.
 pub(super) const STEPS: &str = "steps";
+
+/// As an optimizer gives them.
+const MOMENTS: [&str; 2] = ["first", "second"];
 
 /// One moment of some elements of a tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,10 +48,54 @@ pub(super) fn moments_file(rank: usize, ranks: usize) -> String {
     format!("optimizer-{:05}-of-{ranks:05}.safetensors", rank + 1)
 }
 
+/// The optimizer's state as it is written: its pieces cut where a Hugging Face tensor ends.
+pub(super) fn moment_parts<D: Device>(layout: &Layout, optimizer: &AdamW<D>) -> Vec<MomentPart> {
+    let mut parts = Vec::new();
+    for (index, piece) in optimizer.ranges().iter().enumerate() {
+        let moments = optimizer.read(index);
+        for (moment, values) in MOMENTS.iter().zip(&moments) {
+            for (part, range) in overlaps(&layout.entries[index], piece) {
+                let start = part.offset + range.start - piece.start;
+                let values = values[start..start + range.len()].to_vec();
+                parts.push(MomentPart { moment, tensor: part.name.clone(), range, values });
+            }
+        }
+    }
+    parts
+}
+
+/// Takes up the state that a checkpoint holds, whoever wrote it.
+///
+/// # Errors
+/// A file is missing or damaged, or does not belong to this model.
+pub fn restore<D: Device>(checkpoint: &Path, layout: &Layout, optimizer: &mut AdamW<D>) -> Result<(), CheckpointError> {
+    let stored = StoredMoments::open(checkpoint)?;
+    for (index, piece) in optimizer.ranges().to_vec().iter().enumerate() {
+        let mut moments = [Vec::new(), Vec::new()];
+        for (moment, values) in MOMENTS.iter().zip(&mut moments) {
+            for (part, range) in overlaps(&layout.entries[index], piece) {
+                values.extend(stored.read(moment, &part.name, range)?);
+            }
+        }
+        optimizer.write(index, moments);
+    }
+    optimizer.set_steps(stored.steps);
+    Ok(())
+}
+
+/// The Hugging Face tensors that a piece of a stored one holds something of, with the range of their elements.
+fn overlaps<'a>(entry: &'a Entry, piece: &Range<usize>) -> impl Iterator<Item = (&'a Part, Range<usize>)> {
+    let piece = piece.clone();
+    entry.parts.iter().filter_map(move |part| {
+        let (start, end) = (piece.start.max(part.offset), piece.end.min(part.offset + part.length()));
+        (start < end).then(|| (part, start - part.offset..end - part.offset))
+    })
+}
+
 /// The moments of a checkpoint, of which only what is asked for is read.
-pub struct StoredMoments {
+struct StoredMoments {
     folder: PathBuf,
-    pub steps: u64,
+    steps: u64,
     /// By `first.NAME`, what the files hold of it, ascending.
     parts: HashMap<String, Vec<StoredPart>>,
 }
@@ -65,7 +115,7 @@ impl StoredMoments {
     ///
     /// # Errors
     /// A file is missing or damaged, or they are not of the same step.
-    pub fn open(folder: &Path) -> Result<StoredMoments, CheckpointError> {
+    fn open(folder: &Path) -> Result<StoredMoments, CheckpointError> {
         let mut found = StoredMoments { folder: folder.to_path_buf(), steps: 0, parts: HashMap::new() };
         let files = files(folder)?;
         for (place, path) in files.iter().enumerate() {
@@ -86,7 +136,7 @@ impl StoredMoments {
     ///
     /// # Errors
     /// The files do not hold them all, or cannot be read.
-    pub fn read(&self, moment: &str, tensor: &str, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+    fn read(&self, moment: &str, tensor: &str, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
         let name = format!("{moment}.{tensor}");
         let mut values = Vec::with_capacity(range.len());
         for part in self.parts.get(&name).into_iter().flatten() {

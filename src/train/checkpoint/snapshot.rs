@@ -9,30 +9,36 @@ use std::path::Path;
 use safetensors::tensor::{Dtype, View};
 
 use super::STATE;
-use super::moments::{MomentPart, STEPS, moments_file};
+use super::moments::{MomentPart, STEPS, moment_parts, moments_file};
 use super::writer::Whole;
+use crate::collectives::CollectiveError;
+use crate::device::Device;
+use crate::model::Entry;
+use crate::parallel::Ranks;
 use crate::train::files::{FileError, sync_folder, write_atomically};
+use crate::train::optimizer::AdamW;
+use crate::train::policy::Policy;
 
 /// One rank's part of the weights and of the optimizer's state.
 pub struct Snapshot {
-    pub(in crate::train) rank: usize,
-    pub(in crate::train) ranks: usize,
+    rank: usize,
+    ranks: usize,
     /// The model's config.json.
-    pub(in crate::train) config: String,
+    config: String,
     /// The file of every tensor of the model.
-    pub(in crate::train) files: BTreeMap<String, String>,
+    files: BTreeMap<String, String>,
     /// Those that this rank writes: name, shape and values.
-    pub(in crate::train) tensors: Vec<(String, Vec<usize>, Vec<f32>)>,
-    /// Moments of the parts of tensors that this rank changes.
-    pub(in crate::train) moments: Vec<MomentPart>,
+    tensors: Vec<(String, Vec<usize>, Vec<f32>)>,
+    /// Of the parts of tensors that this rank changes.
+    moments: Vec<MomentPart>,
     /// Steps of the optimizer.
-    pub(in crate::train) steps: u64,
+    steps: u64,
 }
 
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Which rank writes each of the stored tensors, of these lengths: neighbours together, as evenly as whole tensors allow.
-pub(in crate::train) fn owners(lengths: &[usize], ranks: usize) -> Vec<usize> {
+fn owners(lengths: &[usize], ranks: usize) -> Vec<usize> {
     let total: u128 = lengths.iter().map(|&length| length as u128).sum();
     let mut before = 0u128;
     let mut owner = |&length: &usize| {
@@ -44,7 +50,7 @@ pub(in crate::train) fn owners(lengths: &[usize], ranks: usize) -> Vec<usize> {
 }
 
 /// The file that holds what `owner` writes, as Hugging Face names them.
-pub(in crate::train) fn weights_file(owners: &[usize], owner: usize) -> String {
+fn weights_file(owners: &[usize], owner: usize) -> String {
     let mut writing = owners.to_vec();
     writing.dedup();
     match (writing.iter().position(|&rank| rank == owner), writing.len()) {
@@ -54,6 +60,38 @@ pub(in crate::train) fn weights_file(owners: &[usize], owner: usize) -> String {
 }
 
 impl Snapshot {
+    /// Copies what this rank writes. All ranks make this call: a tensor that is cut over them is gathered for the one that
+    /// writes it.
+    pub(in crate::train) fn take<D: Device>(
+        policy: &Policy<D>,
+        optimizer: &AdamW<D>,
+        ranks: &Ranks,
+    ) -> Result<Snapshot, CollectiveError> {
+        let layout = policy.layout();
+        let lengths: Vec<usize> = layout.entries.iter().map(Entry::length).collect();
+        let owners = owners(&lengths, ranks.ranks());
+        let (mut files, mut tensors) = (BTreeMap::new(), Vec::new());
+        for (index, entry) in layout.entries.iter().enumerate() {
+            let values = policy.tensor(index)?;
+            for part in &entry.parts {
+                files.insert(part.name.clone(), weights_file(&owners, owners[index]));
+                if owners[index] == ranks.rank() {
+                    let values = values[part.offset..part.offset + part.length()].to_vec();
+                    tensors.push((part.name.clone(), part.shape.clone(), values));
+                }
+            }
+        }
+        Ok(Snapshot {
+            rank: ranks.rank(),
+            ranks: ranks.ranks(),
+            config: policy.config().to_json(),
+            files,
+            tensors,
+            moments: moment_parts(layout, optimizer),
+            steps: optimizer.steps(),
+        })
+    }
+
     /// Bytes of all that is written.
     pub fn bytes(&self) -> usize {
         let weights: usize = self.tensors.iter().map(|(_, _, values)| size_of_val(&values[..])).sum();

@@ -1,6 +1,6 @@
 //! Writing checkpoints beside training.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use serde::Serialize;
@@ -111,7 +111,12 @@ impl<'a> CheckpointWriter<'a> {
 impl Pending {
     fn join(&mut self, checkpoints: &Checkpoints) -> Result<(), CheckpointError> {
         let Some(thread) = self.thread.take() else { return Ok(()) };
-        let panicked = |path: &Path| CheckpointError::Broken { path: path.into(), reason: "its writer panicked".into() };
-        thread.join().unwrap_or_else(|_| Err(panicked(&checkpoints.partial(self.step))))
+        match thread.join() {
+            Ok(written) => Ok(written?),
+            Err(_) => {
+                let reason = "the thread that wrote it panicked; this is a fault of the program".into();
+                Err(CheckpointError::Broken { path: checkpoints.partial(self.step), reason })
+            }
+        }
     }
 }
