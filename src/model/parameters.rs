@@ -4,8 +4,10 @@
 //! serves them all; a Hugging Face tensor is then a range of a stored one.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::config::ModelConfig;
+use super::exchange::Unit;
 use crate::device::{Device, LinearWeights, Role};
 
 /// What a stored tensor is, for initialisation and weight decay.
@@ -57,7 +59,7 @@ impl Entry {
     }
 }
 
-/// Indices of one layer's stored tensors.
+/// Indices of one layer's stored tensors, consecutive and in file order.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerIndices {
     pub input_norm: usize,
@@ -97,6 +99,19 @@ impl Layout {
             push(&mut entries, Kind::Embedding, config.hidden, &[("lm_head.weight", config.vocabulary)])
         };
         Layout { entries, embedding, layers, final_norm, head }
+    }
+
+    /// Indices of the stored tensors that a pass needs for `unit`, ascending.
+    pub fn unit(&self, unit: Unit) -> Vec<usize> {
+        match unit {
+            Unit::Embedding => vec![self.embedding],
+            Unit::Layer(layer) => (self.layers[layer].input_norm..=self.layers[layer].down).collect(),
+            Unit::Head => {
+                let mut indices = vec![self.final_norm, self.head];
+                indices.sort_unstable();
+                indices
+            }
+        }
     }
 
     pub fn parameter_count(&self) -> usize {
@@ -198,12 +213,12 @@ pub struct Piece<'a, D: Device> {
 /// The gradient of every stored tensor, accumulated over micro-batches.
 pub struct Gradients<D: Device> {
     pub(crate) device: D,
-    pub(crate) layout: std::sync::Arc<Layout>,
+    pub(crate) layout: Arc<Layout>,
     pub(crate) buffers: Vec<D::Buffer>,
 }
 
 impl<D: Device> Gradients<D> {
-    pub(crate) fn new(device: &D, layout: &std::sync::Arc<Layout>) -> Gradients<D> {
+    pub(crate) fn new(device: &D, layout: &Arc<Layout>) -> Gradients<D> {
         let buffers = layout.entries.iter().map(|entry| device.zeros(Role::Gradients, entry.length())).collect();
         Gradients { device: device.clone(), layout: layout.clone(), buffers }
     }

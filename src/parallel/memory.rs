@@ -6,7 +6,7 @@ use super::context::ContextPlan;
 use super::mesh::Mesh;
 use super::sharding::{ShardedSizes, gathered_tokens, key_value_bytes};
 use crate::device::cuda::{PagedKeyValues, head_workspace_bytes};
-use crate::model::{ModelConfig, bytes_per_token, bytes_per_token_and_layer, rotary_table_bytes};
+use crate::model::{ModelConfig, bytes_per_scored_row, bytes_per_token, rotary_table_bytes};
 
 /// Bytes of one number of the activations, weights and keys that a GPU computes with.
 const BF16: usize = 2;
@@ -74,8 +74,7 @@ impl RankMemory {
             engine_caches: (engine_sequences * engine_pages) as u64,
             ..RankMemory::default()
         };
-        let inputs = (config.layers - 1) * config.hidden * BF16;
-        let activations = inputs + bytes_per_token_and_layer(config, BF16) + bytes_per_token(config, BF16);
+        let activations = bytes_per_token(config, true, BF16) + bytes_per_scored_row(config, BF16);
         let of_rank = |rank: usize| {
             let tokens = plan.tokens(rank).next_multiple_of(TOKEN_GRAIN);
             let longest = plan.slices(rank).iter().map(|slice| slice.first + slice.length).max().unwrap_or(0);

@@ -2,7 +2,7 @@
 
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
-use crate::model::{Gradients, Layout, Model, ModelConfig, Piece};
+use crate::model::{Gradients, Layout, Model, ModelConfig, NoExchange, PassSettings, Piece, TrainingPass};
 use crate::types::Batch;
 
 /// Parameters and their gradients, wherever they lie. What differs between one rank and many is decided here and nowhere else.
@@ -55,11 +55,14 @@ impl<D: Device> Policy<D> {
     pub(super) fn forward_backward(
         &mut self,
         batch: &Batch,
-        temperature: f32,
+        settings: PassSettings,
         cotangents: impl FnOnce(&Scores) -> Cotangents,
     ) -> Scores {
         match self {
-            Policy::Whole { model, gradients } => model.forward_backward(gradients, batch, temperature, cotangents),
+            Policy::Whole { model, gradients } => {
+                let (mut source, pass) = (model.whole(Some(gradients)), TrainingPass::whole(batch));
+                model.network().forward_backward(&mut source, &mut NoExchange, &pass, settings, cotangents)
+            }
         }
     }
 

@@ -21,7 +21,7 @@ use super::policy::Policy;
 use crate::algorithm::{ClipSettings, LossStatistics, Mismatch, PolicyLoss, clipped_policy_loss, negative_log_likelihood};
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
-use crate::model::Model;
+use crate::model::{Model, PassSettings};
 use crate::parallel::World;
 use crate::types::{Sample, exact};
 
@@ -235,6 +235,7 @@ impl<D: Device> Trainer<D> {
         }
         let denominator = tokens_trained as f64;
         let batches = self.micro_batches(samples, settings);
+        let pass = PassSettings { temperature, recompute: settings.recompute };
 
         // 1. Gradients of this replica's micro-batches; those of all ranks add up as they go to their owners.
         let mut own = StepMetrics::default();
@@ -242,7 +243,7 @@ impl<D: Device> Trainer<D> {
         for place in self.own_share(&batches) {
             let MicroBatch { members, packed } = &batches[place];
             own.tokens += packed.ids.len();
-            let scores = self.policy.forward_backward(packed, temperature, |scores| {
+            let scores = self.policy.forward_backward(packed, pass, |scores| {
                 let result = loss(scores, members, denominator, &mut own);
                 own.loss += result.loss;
                 own.statistics.merge(&result.statistics);
