@@ -256,6 +256,8 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn clear(&self, buffer: &mut Self::Buffer, length: usize);
     /// `to[..length] = from[..length]`
     fn copy(&self, from: &Self::Buffer, to: &mut Self::Buffer, length: usize);
+    /// `to[to_offset..][..length] = from[from_offset..][..length]`, rounded where `to` is less precise.
+    fn copy_part(&self, from: &Self::Buffer, from_offset: usize, to: &mut Self::Buffer, to_offset: usize, length: usize);
     /// `buffer *= factor`
     fn scale(&self, buffer: &mut Self::Buffer, factor: f32);
     /// `to[..length] += from[..length]`, in f32

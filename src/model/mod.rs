@@ -14,6 +14,7 @@ mod exchange;
 mod flops;
 mod forward;
 mod generate;
+mod initial;
 mod network;
 mod parameters;
 mod rotary;
@@ -38,11 +39,13 @@ pub use shapes::shape_names;
 pub use whole::Whole;
 
 use crate::device::{Device, Role};
-use crate::types::{Batch, Key, Purpose};
+use crate::types::Batch;
 pub(crate) use attention::block_buffer_numbers;
+pub(crate) use initial::initial_values;
 pub(crate) use parameters::{Entry, Layout, Parameter, Part};
 pub(crate) use rotary::rotary_table_bytes;
-pub(crate) use workspace::{bytes_per_scored_row, bytes_per_token};
+pub(crate) use weights::read as read_weights;
+pub(crate) use workspace::{ROW_GRAIN, bytes_per_scored_row, bytes_per_token};
 
 /// A network with whole parameters on one device.
 pub struct Model<D: Device> {
@@ -85,30 +88,30 @@ impl<D: Device> Model<D> {
         Ok(model)
     }
 
-    /// Fresh weights, a function of `seed`: embeddings normal with deviation 0.02, matrices `1 / sqrt(fan_in)`, the two output
-    /// projections of a layer divided by `sqrt(2 layers)` (Radford et al. 2019), norms 1, biases 0.
+    /// Fresh weights, a function of `seed`: see [`initial_values`].
     ///
     /// The device must be able to run it: see [`ModelConfig::check_on`].
     pub fn initialise(device: D, config: ModelConfig, seed: u64) -> Self {
         let mut model = Model::zeroed(device, config);
-        let residual = 1.0 / (2.0 * model.config().layers as f64).sqrt();
-        for (index, parameter) in model.parameters.iter_mut().enumerate() {
-            let fan_in = 1.0 / (parameter.entry.inputs as f64).sqrt();
-            let deviation = match parameter.entry.kind {
-                Kind::Embedding => 0.02,
-                Kind::Matrix => fan_in,
-                Kind::ResidualMatrix => fan_in * residual,
-                Kind::Norm | Kind::Bias => 0.0,
-            };
-            let mean = if parameter.entry.kind == Kind::Norm { 1.0 } else { 0.0 };
-            let mut key = Key::new(Purpose::Weights, &[seed, index as u64]);
-            let values: Vec<f32> = (0..parameter.entry.length())
-                .map(|_| if deviation > 0.0 { (deviation * key.normal()) as f32 } else { mean })
-                .collect();
-            parameter.values = model.network.device.upload(Role::Weights, &values);
+        let Model { network, parameters } = &mut model;
+        for (index, parameter) in parameters.iter_mut().enumerate() {
+            let values = initial_values(network.config(), network.layout(), index, 0..parameter.entry.length(), seed);
+            parameter.values = network.device().upload(Role::Weights, &values);
         }
         model.pack_all();
         model
+    }
+
+    /// A model whose tensors other ranks send, with room for `room(elements)` numbers where one of so many arrives.
+    pub(crate) fn receivable(device: D, config: ModelConfig, room: impl Fn(usize) -> usize) -> Self {
+        let network = Network::new(device, config);
+        let receivable = |entry: &Entry| Parameter::receivable(network.device(), entry, room(entry.length()));
+        let parameters = network.layout().entries.iter().map(receivable).collect();
+        Model { network, parameters }
+    }
+
+    pub(crate) fn parameters_mut(&mut self) -> &mut [Parameter<D>] {
+        &mut self.parameters
     }
 
     fn zeroed(device: D, config: ModelConfig) -> Self {
@@ -184,11 +187,6 @@ impl<D: Device> Model<D> {
             let values = self.device().read(&self.parameters[index].values, part.offset, part.length());
             (part.name.clone(), part.shape.clone(), values)
         })
-    }
-
-    /// The values of a stored tensor.
-    pub(crate) fn stored(&self, index: usize) -> Vec<f32> {
-        self.device().read(&self.parameters[index].values, 0, self.layout().entries[index].length())
     }
 
     /// Replaces the values of one tensor.

@@ -197,6 +197,35 @@ impl<D: Device> Parameter<D> {
     }
 }
 
+/// Tensors that other ranks send: their parts arrive in one buffer.
+impl<D: Device> Parameter<D> {
+    /// A matrix as it travels, or a vector in f32, with room for `room` numbers where it arrives.
+    pub fn receivable(device: &D, entry: &Entry, room: usize) -> Parameter<D> {
+        let (values, packed) = if entry.kind.decays() {
+            let (values, packed) = device.receivable(entry.outputs, entry.inputs, room);
+            (values, Some(packed))
+        } else {
+            (device.zeros(Role::Weights, room), None)
+        };
+        Parameter { entry: entry.clone(), values, packed }
+    }
+
+    /// Where it arrives: `[room]`.
+    pub fn arrival(&mut self, device: &D) -> &mut D::Buffer {
+        match &mut self.packed {
+            Some(packed) => device.arrival(&mut self.values, packed),
+            None => &mut self.values,
+        }
+    }
+
+    /// Makes what has arrived what products read.
+    pub fn arrived(&mut self, device: &D) {
+        if let Some(packed) = &mut self.packed {
+            device.arrived(&self.values, packed);
+        }
+    }
+}
+
 /// What an optimizer changes of one stored tensor.
 pub struct Piece<'a, D: Device> {
     pub kind: Kind,

@@ -59,7 +59,7 @@ impl Keep {
 }
 
 /// Rows of a pass are rounded up to this, so that its memory rarely grows.
-const ROW_GRAIN: usize = 64;
+pub(crate) const ROW_GRAIN: usize = 64;
 
 /// Bytes per token of a training pass but for the head's: what layers keep, and what they share, forward and backward.
 pub(crate) fn bytes_per_token(config: &ModelConfig, recompute: bool, activation_bytes: usize) -> usize {

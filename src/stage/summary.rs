@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Run, RunError};
+use super::{Learner, Run, RunError};
 use crate::collectives::CollectiveError;
 use crate::device::Device;
 use crate::evaluate::Evaluation;
+use crate::parallel::Ranks;
 use crate::train::Policy;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -17,7 +18,7 @@ pub struct Summary {
     /// By name: `before_rft`, `after_rft`, `rl_step_16`, ..., `after_rl`.
     pub evaluation: BTreeMap<String, Evaluation>,
     pub parameters: usize,
-    /// SHA-256 over every tensor's name, shape and f32 bytes, in order of names.
+    /// SHA-256 over every tensor's name, shape and the SHA-256 of its f32 bytes, in order of names.
     pub weights_sha256: String,
     pub rft_steps: usize,
     pub rl_steps: usize,
@@ -39,20 +40,24 @@ pub struct Summary {
 
 /// The hash of a policy's weights, the same on every machine and any number of ranks for the same weights. All ranks make this
 /// call.
-fn weights_sha256<D: Device>(policy: &Policy<D>) -> Result<String, CollectiveError> {
-    let mut parts: Vec<_> = policy.layout().parts().collect();
-    parts.sort_by(|(_, left), (_, right)| left.name.cmp(&right.name));
+fn weights_sha256<D: Device>(policy: &mut Policy<D>, ranks: &Ranks) -> Result<String, CollectiveError> {
+    // Tensors come one by one, in no order of names: each is hashed at once and not kept.
+    let mut tensors = BTreeMap::new();
+    policy.gather_tensors(
+        |_| ranks.first(),
+        |name, shape, values| {
+            let mut hash = Sha256::new();
+            values.iter().for_each(|value| hash.update(value.to_le_bytes()));
+            tensors.insert(name.to_owned(), (shape.to_vec(), hash.finalize()));
+        },
+    )?;
     let mut hash = Sha256::new();
-    for (index, part) in parts {
-        hash.update(part.name.as_bytes());
-        for &extent in &part.shape {
-            hash.update((extent as u64).to_le_bytes());
-        }
-        for value in &policy.tensor(index)?[part.offset..part.offset + part.length()] {
-            hash.update(value.to_le_bytes());
-        }
+    for (name, (shape, values)) in tensors {
+        hash.update(name.as_bytes());
+        shape.iter().for_each(|&extent| hash.update((extent as u64).to_le_bytes()));
+        hash.update(values);
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    ranks.broadcast(Some(&hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<String>()))
 }
 
 impl<D: Device> Run<'_, D> {
@@ -60,13 +65,13 @@ impl<D: Device> Run<'_, D> {
         if let Some(log) = &mut self.log {
             log.commit()?;
         }
-        let policy = self.learner.trainer.policy();
-        let state = &self.learner.state;
+        let Learner { trainer, state } = &mut *self.learner;
+        let weights_sha256 = weights_sha256(trainer.policy_mut(), self.context.ranks)?;
         Ok(Summary {
             seed: self.context.settings.seed,
             evaluation: state.evaluations.clone(),
-            parameters: policy.parameter_count(),
-            weights_sha256: weights_sha256(policy)?,
+            parameters: trainer.policy().parameter_count(),
+            weights_sha256,
             rft_steps: state.rft_steps,
             rl_steps: state.rl_steps,
             mismatch_max: state.mismatch_max,

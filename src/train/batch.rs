@@ -11,6 +11,7 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// For a rank that has nothing to compute, but takes part in what all ranks do.
     pub(super) fn empty() -> MicroBatch {
         pack(&[], Vec::new())
     }

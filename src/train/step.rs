@@ -22,7 +22,7 @@ use crate::algorithm::{ClipSettings, LossStatistics, Mismatch, PolicyLoss, clipp
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
 use crate::model::{Model, PassSettings};
-use crate::parallel::World;
+use crate::parallel::{World, deal, pairs_per_token};
 use crate::types::{Sample, exact};
 
 /// What both kinds of step need.
@@ -136,6 +136,10 @@ impl<D: Device> Trainer<D> {
         &self.policy
     }
 
+    pub fn policy_mut(&mut self) -> &mut Policy<D> {
+        &mut self.policy
+    }
+
     /// A model to sample from, with the weights of this moment.
     pub fn sampler(&mut self) -> Result<&Model<D>, CollectiveError> {
         self.policy.sampler()
@@ -149,7 +153,7 @@ impl<D: Device> Trainer<D> {
 
     /// What this rank writes of a checkpoint of this moment.
     pub fn snapshot(&mut self) -> Result<Snapshot, CollectiveError> {
-        Snapshot::take(&self.policy, &self.optimizer, &self.world.ranks)
+        Snapshot::take(&mut self.policy, &self.optimizer, &self.world.ranks)
     }
 
     /// Takes up the optimizer's state from a checkpoint that any number of ranks wrote.
@@ -205,9 +209,11 @@ impl<D: Device> Trainer<D> {
     ) -> Result<Vec<Vec<f32>>, CollectiveError> {
         let batches = self.micro_batches(samples, settings);
         let mut own = Vec::new();
+        let nothing = MicroBatch::empty();
         for place in self.own_share(&batches) {
-            let scores = self.policy.score(&batches[place].packed, temperature);
-            own.push((place, scores.log_probs.iter().map(|log_prob| log_prob.to_bits()).collect::<Vec<u32>>()));
+            let scores = self.policy.score(&place.map_or(&nothing, |place| &batches[place]).packed, temperature);
+            // As bits, for JSON has no words for what a broken model may give.
+            own.extend(place.map(|place| (place, scores.log_probs.iter().map(|value| value.to_bits()).collect::<Vec<u32>>())));
         }
         let mut log_probs: Vec<Vec<f32>> = samples.iter().map(|sample| vec![0.0; sample.ids.len()]).collect();
         for (place, scored) in self.of_every_replica(own)?.into_iter().flatten() {
@@ -238,10 +244,10 @@ impl<D: Device> Trainer<D> {
         let pass = PassSettings { temperature, recompute: settings.recompute };
 
         // 1. Gradients of this replica's micro-batches; those of all ranks add up as they go to their owners.
-        let mut own = StepMetrics::default();
+        let (mut own, nothing) = (StepMetrics::default(), MicroBatch::empty());
         self.policy.clear_gradients();
         for place in self.own_share(&batches) {
-            let MicroBatch { members, packed } = &batches[place];
+            let MicroBatch { members, packed } = place.map_or(&nothing, |place| &batches[place]);
             own.tokens += packed.ids.len();
             let scores = self.policy.forward_backward(packed, pass, |scores| {
                 let result = loss(scores, members, denominator, &mut own);
@@ -261,24 +267,25 @@ impl<D: Device> Trainer<D> {
         // 3. The update, each rank on its own pieces.
         let Trainer { policy, optimizer, world, .. } = self;
         metrics.gradient_norm = optimizer.step(policy.pieces(), &world.ranks, learning_rate, settings.max_gradient_norm)?;
+        policy.after_step();
         metrics.skipped = !metrics.gradient_norm.is_finite();
         Ok(metrics)
     }
 
-    /// The step's micro-batches, the same on all ranks: each as long as the ranks that share it bear together. There are as many
-    /// for every replica, so empty ones may come last: a replica without work still takes part in what all ranks do.
+    /// The step's micro-batches, the same on all ranks: each as long as the ranks that share it bear together.
     fn micro_batches(&self, samples: &[Sample], settings: &StepSettings) -> Vec<MicroBatch> {
-        let mut batches = micro_batches(samples, settings.micro_batch_tokens * self.world.mesh.context());
-        let replicas = self.world.mesh.data();
-        batches.resize_with(batches.len().next_multiple_of(replicas), MicroBatch::empty);
-        batches
+        micro_batches(samples, settings.micro_batch_tokens * self.world.mesh.context())
     }
 
-    /// Places of the micro-batches that this rank's replica computes.
-    fn own_share(&self, batches: &[MicroBatch]) -> Vec<usize> {
-        let mesh = &self.world.mesh;
-        let replica = mesh.coordinates(self.world.ranks.rank()).data;
-        (0..batches.len()).filter(|place| place % mesh.data() == replica).collect()
+    /// Places of the micro-batches that this rank's replica computes, one after another: as many for every replica, `None` where
+    /// another one has the last.
+    fn own_share(&self, batches: &[MicroBatch]) -> Vec<Option<usize>> {
+        let World { ranks, mesh, .. } = &self.world;
+        if mesh.data() == 1 {
+            return (0..batches.len()).map(Some).collect();
+        }
+        let packed = batches.iter().map(|batch| &batch.packed);
+        deal(packed, mesh.data(), pairs_per_token(self.policy.config())).swap_remove(mesh.coordinates(ranks.rank()).data)
     }
 
     /// What each replica has, by replica: its ranks have the same, and the first of them tells.

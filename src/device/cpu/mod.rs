@@ -105,6 +105,9 @@ impl Device for CpuDevice {
     fn clear(&self, buffer: &mut Vec<f32>, length: usize) {
         buffer[..length].fill(0.0);
     }
+    fn copy_part(&self, from: &Vec<f32>, from_offset: usize, to: &mut Vec<f32>, to_offset: usize, length: usize) {
+        to[to_offset..to_offset + length].copy_from_slice(&from[from_offset..from_offset + length]);
+    }
     fn copy(&self, from: &Vec<f32>, to: &mut Vec<f32>, length: usize) {
         to[..length].copy_from_slice(&from[..length]);
     }

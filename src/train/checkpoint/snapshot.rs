@@ -63,31 +63,27 @@ impl Snapshot {
     /// Copies what this rank writes. All ranks make this call: a tensor that is cut over them is gathered for the one that
     /// writes it.
     pub(in crate::train) fn take<D: Device>(
-        policy: &Policy<D>,
+        policy: &mut Policy<D>,
         optimizer: &AdamW<D>,
         ranks: &Ranks,
     ) -> Result<Snapshot, CollectiveError> {
-        let layout = policy.layout();
-        let lengths: Vec<usize> = layout.entries.iter().map(Entry::length).collect();
+        let lengths: Vec<usize> = policy.layout().entries.iter().map(Entry::length).collect();
         let owners = owners(&lengths, ranks.ranks());
-        let (mut files, mut tensors) = (BTreeMap::new(), Vec::new());
-        for (index, entry) in layout.entries.iter().enumerate() {
-            let values = policy.tensor(index)?;
-            for part in &entry.parts {
-                files.insert(part.name.clone(), weights_file(&owners, owners[index]));
-                if owners[index] == ranks.rank() {
-                    let values = values[part.offset..part.offset + part.length()].to_vec();
-                    tensors.push((part.name.clone(), part.shape.clone(), values));
-                }
-            }
-        }
+        let owned = policy.layout().parts().map(|(index, part)| (part.name.clone(), owners[index]));
+        let owners_by_name: BTreeMap<String, usize> = owned.collect();
+        let mut tensors = Vec::new();
+        policy.gather_tensors(
+            |name| owners_by_name.get(name) == Some(&ranks.rank()),
+            |name, shape, values| tensors.push((name.to_owned(), shape.to_vec(), values)),
+        )?;
+        let file = |(name, owner)| (name, weights_file(&owners, owner));
         Ok(Snapshot {
             rank: ranks.rank(),
             ranks: ranks.ranks(),
             config: policy.config().to_json(),
-            files,
+            files: owners_by_name.into_iter().map(file).collect(),
             tensors,
-            moments: moment_parts(layout, optimizer),
+            moments: moment_parts(policy.layout(), optimizer),
             steps: optimizer.steps(),
         })
     }
