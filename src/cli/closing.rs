@@ -21,6 +21,7 @@ pub fn explain(error: RunError, directory: &Path) -> RankError {
         RunError::File(_) | RunError::Checkpoint(_) => {
             RankError::Own(CliError::Failed(format!("{error}. What was saved before is whole; once mended, go on: {resume}")))
         }
+        RunError::Ranks(error) => RankError::Stopped(error),
         error => RankError::Own(CliError::failed(error)),
     }
 }

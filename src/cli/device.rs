@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::CliError;
 use super::ranks::RankError;
+use crate::config::RunFile;
 use crate::device::cuda::{DeviceFailure, EmulatorSettings};
 use crate::device::{CpuDevice, CudaDevice, Device, DeviceChoice, GemmLibrary};
 use crate::parallel::{Mesh, Ranks, World};
@@ -47,15 +48,17 @@ pub trait RankWork {
     fn on<D: Device>(self, device: D, world: World<D>) -> Result<(), RankError>;
 }
 
-/// Runs the work of rank `ranks` on device `index` of this node, as [`run_on`] does. What the device fails with unwinds.
+/// Runs the work of one rank on device `index` of this node, as [`run_on`] does, with links to the other ranks. What the device fails
+/// with unwinds.
 pub fn run_rank(
     choice: DeviceChoice,
-    gemm: GemmLibrary,
+    run_file: &RunFile,
     index: usize,
     ranks: Ranks,
     mesh: Mesh,
     work: impl RankWork,
 ) -> Result<(), RankError> {
+    let gemm = run_file.run.gemm;
     let device = match choice {
         DeviceChoice::Cpu => {
             let device = cpu(gemm)?;
@@ -66,7 +69,7 @@ pub fn run_rank(
         DeviceChoice::Emulated { count } => CudaDevice::emulated(&for_work(count), index),
     };
     let device = device.and_then(|device| device.with_gemm(gemm)).map_err(CliError::refused)?;
-    let world = World::over_hosts(&device, ranks, mesh)?;
+    let world = World::over_nccl(&device, ranks, mesh, run_file.parallel.stall_seconds)?;
     work.on(device.clone(), world)?;
     Ok(unless_something_was_found(&device)?)
 }

@@ -7,8 +7,6 @@ use serde_json::Value;
 use super::CliError;
 use super::train::TrainArguments;
 use crate::config::{Layers, RunFile};
-use crate::device::Device;
-use crate::model::Model;
 use crate::train::{Checkpoints, write_atomically};
 use crate::types::bytes;
 
@@ -121,12 +119,12 @@ fn bytes_in(folder: &Path) -> u64 {
 }
 
 /// Bytes the run directory will take at most: kept checkpoints and one being written, and some room for logs.
-pub fn disk_needed<D: Device>(run_file: &RunFile, model: &Model<D>) -> u64 {
+pub fn disk_needed(run_file: &RunFile, parameters: usize) -> u64 {
     const METRICS: u64 = 4_000_000;
     // A token's id, mark, log-probability and text, as JSON.
     const TOKEN: u64 = 30;
     // Weights and two moments of Adam, f32.
-    let checkpoint = model.parameter_count() as u64 * 3 * 4;
+    let checkpoint = parameters as u64 * 3 * 4;
     let rollouts = run_file.rl.steps + 4 + run_file.rl.steps / run_file.evaluate.every.max(1);
     let episodes = run_file.rft.candidates + run_file.run.episodes_kept * rollouts;
     let episodes = episodes as u64 * run_file.agent.max_tokens as u64 * TOKEN;

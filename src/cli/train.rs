@@ -15,12 +15,12 @@ use crate::config::{ConfigError, Layers, RunFile};
 use crate::device::{Device, GemmLibrary};
 use crate::evaluate::HeldOut;
 use crate::grader::Grader;
-use crate::model::{Model, ModelConfig};
-use crate::parallel::{Mesh, MeshError, Ranks, World};
+use crate::model::ModelConfig;
+use crate::parallel::{Mesh, Ranks, World};
 use crate::report::Reporter;
 use crate::sandbox::Sandbox;
 use crate::stage::{self, Context, Learner, Point, RunState};
-use crate::train::{Checkpoints, MetricsLog, Trainer};
+use crate::train::{Checkpoints, MetricsLog, Policy, Trainer};
 use crate::types::{Progress, Silent, bytes};
 
 /// The flags from which a run file is made.
@@ -145,7 +145,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
         // All have just heard of it if it could not be prepared.
         let Ok(training) = &training else { return Ok(()) };
         let work = RankTraining { training, stop: stop.clone(), output, started, warning };
-        device::run_rank(choice, run_file.run.gemm, index, ranks.clone(), node.mesh, work)
+        device::run_rank(choice, &run_file, index, ranks.clone(), node.mesh, work)
     });
     training?;
     ended
@@ -190,8 +190,7 @@ struct RankTraining<'a> {
 
 impl Work for RankTraining<'_> {
     fn on<D: Device>(self, device: D) -> Result<(), CliError> {
-        let one = |error: MeshError| CliError::Failed(error.to_string());
-        let world = World::over_hosts(&device, Ranks::one(), Mesh::new(1, 1, 1).map_err(one)?)?;
+        let world = setup::world_of_one(&device)?;
         RankWork::on(self, device, world).map_err(CliError::from)
     }
 }
@@ -205,26 +204,25 @@ impl RankWork for RankTraining<'_> {
 fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Result<(), RankError> {
     let RankTraining { training, stop, output, started, warning } = rank;
     let Training { run_file, directory, checkpoint, tasks, text, sandbox, workers } = training;
-    let (model, state) = match checkpoint {
-        Some(checkpoint) => resume(device, checkpoint, tasks, text)?,
-        None => (setup::load_model(device, run_file, text)?, RunState::start(tasks.sha256())),
+    let state = match checkpoint {
+        Some(checkpoint) => state_of(checkpoint, tasks)?,
+        None => RunState::start(tasks.sha256()),
     };
-    setup::check_length(&model, run_file.agent.max_tokens, "agent.max_tokens")?;
-    let disk = directory::disk_needed(run_file, &model);
+    let policy = setup::load_policy(device, &world, run_file, checkpoint.as_deref(), text)?;
+    setup::check_length(policy.config(), run_file.agent.max_tokens, "agent.max_tokens")?;
+    let disk = directory::disk_needed(run_file, policy.parameter_count());
     // Rank 0 is the one that writes and is seen.
-    let first = world.ranks.first();
-    let _lock = if first { Some(directory::enter(directory, run_file, disk)?) } else { None };
-    if world.ranks.ranks() > 1 {
-        let shared = agree::check_shared(&world.ranks, &directory.path, run_file)?;
+    let ranks = world.ranks.clone();
+    let _lock = if ranks.first() { Some(directory::enter(directory, run_file, disk)?) } else { None };
+    if ranks.ranks() > 1 {
+        let shared = agree::check_shared(&ranks, &directory.path, run_file)?;
         shared.map_err(|problem| RankError::Agreed(CliError::Refused(problem)))?;
     }
-    let reporter = first.then(|| Reporter::new(output.verbosity(), output.json));
+    let reporter = ranks.first().then(|| Reporter::new(output.verbosity(), output.json));
     let progress: &dyn Progress = reporter.as_ref().map_or(&Silent, |reporter| reporter);
     let settings = run_file.stage_settings();
     let held_out = HeldOut::draw(&tasks.held_out, &run_file.evaluate, run_file.run.seed);
-    if first {
-        header(progress, training, &model, &world, &held_out, disk);
-    }
+    header(progress, training, &policy, &world, &held_out, disk);
     if let Some(warning) = &warning {
         progress.warn(warning);
     }
@@ -233,25 +231,31 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
         Point::EvaluateBefore | Point::Rft => run_file.rft.optimizer,
         _ => run_file.rl.optimizer,
     };
-    let mut trainer = Trainer::new(model, optimizer_settings);
+    let mut trainer = Trainer::new(policy, world, optimizer_settings, &run_file.step);
     if let Some(checkpoint) = checkpoint {
-        Checkpoints::load_optimizer(checkpoint, &trainer.model, &mut trainer.optimizer).map_err(CliError::failed)?;
+        trainer.restore_optimizer(checkpoint).map_err(CliError::failed)?;
         progress.note(&format!("going on from {}", checkpoint.display()));
     }
-    device_memory(progress, trainer.model.device());
+    device_memory(progress, trainer.policy().device());
     if run_file.run.gemm == GemmLibrary::CublasLt {
         progress.warn(
             "run.gemm = \"cublaslt\": its kernels depend on shapes, so sampled and recomputed log-probabilities may differ",
         );
     }
     let mut learner = Learner { trainer, state };
-    let log = MetricsLog::open(&directory.path.join("metrics.jsonl"), learner.state.metrics_lines).map_err(CliError::failed)?;
-    if let Some(reporter) = &reporter {
-        // TensorBoard's events are made anew from the metrics that are left.
-        reporter.follow(&directory.path).map_err(CliError::failed)?;
-    }
+    let metrics = directory.path.join("metrics.jsonl");
+    let log = match &reporter {
+        Some(reporter) => {
+            let log = MetricsLog::open(&metrics, learner.state.metrics_lines).map_err(CliError::failed)?;
+            // TensorBoard's events are made anew from the metrics that are left.
+            reporter.follow(&directory.path).map_err(CliError::failed)?;
+            Some(log)
+        }
+        None => None,
+    };
     let grader = Grader::new(sandbox.clone(), run_file.grader.clone());
     let context = Context {
+        ranks: &ranks,
         directory: &directory.path,
         settings: &settings,
         tokenizer: &text.tokenizer,
@@ -272,20 +276,20 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
     }
 }
 
-/// The model and the state of a checkpoint.
-fn resume<D: Device>(device: D, checkpoint: &Path, tasks: &Tasks, text: &Text) -> Result<(Model<D>, RunState), CliError> {
+/// Where the run was at a checkpoint.
+fn state_of(checkpoint: &Path, tasks: &Tasks) -> Result<RunState, CliError> {
     let state: RunState = Checkpoints::load_state(checkpoint).map_err(CliError::failed)?;
     if state.tasks_sha256 != tasks.sha256() {
         let message = format!("{}: the tasks have changed since; put them back, or start another run", checkpoint.display());
         return Err(CliError::Refused(message));
     }
-    Ok((setup::load_model_from(device, checkpoint, text)?, state))
+    Ok(state)
 }
 
 fn header<D: Device>(
     progress: &dyn Progress,
     training: &Training<'_>,
-    model: &Model<D>,
+    policy: &Policy<D>,
     world: &World<D>,
     held_out: &HeldOut,
     disk: u64,
@@ -296,29 +300,14 @@ fn header<D: Device>(
         Some(directory) => directory.display().to_string(),
         None => format!("drawn at random, seed {}", run_file.run.seed),
     };
-    let config = model.config();
-    let memory = model.memory_by_purpose();
-    let micro_batch = run_file.step.micro_batch_tokens * memory.activations_per_token;
-    let episodes = run_file.rl.tasks_per_step * run_file.rl.group_size;
-    let evaluated = (held_out.main.len() + held_out.structure.len()) * run_file.evaluate.samples;
-    let sequences = run_file.engine.max_sequences.min(episodes.max(evaluated));
-    let caches = sequences * run_file.agent.max_tokens * memory.key_values_per_token;
-    let memory = [
-        ("weights", memory.weights + memory.packed),
-        ("gradients", memory.gradients),
-        ("optimizer", memory.optimizer),
-        ("activations", micro_batch),
-        ("keys and values up to", caches),
-    ]
-    .map(|(purpose, count)| format!("{purpose} {}", bytes(count as u64)));
     let groups = format!("{} tasks x {} attempts", run_file.rl.tasks_per_step, run_file.rl.group_size);
     progress.header(
         &format!("learner: {}", run_file.run.name),
         &[
-            row("model", format!("{} ({origin})", describe_shape(config))),
-            row("parameters", format!("{}", model.parameter_count())),
-            row("device", model.device().describe() + &describe_ranks(&world.ranks, &world.mesh)),
-            row("memory", memory.join(", ")),
+            row("model", format!("{} ({origin})", describe_shape(policy.config()))),
+            row("parameters", format!("{}", policy.parameter_count())),
+            row("device", policy.device().describe() + &describe_ranks(&world.ranks, &world.mesh)),
+            row("memory", describe_memory(policy, run_file, held_out)),
             row("tasks", format!("{} to train on ({})", tasks.train.len(), run_file.tasks.train)),
             row("held out", format!("{} tasks, {} of unseen structure", held_out.main.len(), held_out.structure.len())),
             row("sandbox", format!("tier {}, {} at once", sandbox.tier(), sandbox.parallel())),
@@ -332,6 +321,27 @@ fn header<D: Device>(
             row("disk", format!("up to {} in {}", bytes(disk), directory.path.display())),
         ],
     );
+}
+
+/// What a rank holds, by purpose.
+fn describe_memory<D: Device>(policy: &Policy<D>, run_file: &RunFile, held_out: &HeldOut) -> String {
+    let Policy::Whole { model, .. } = policy else {
+        return "weights, gradients and moments in shards over all ranks, and a copy of the weights to sample from".into();
+    };
+    let memory = model.memory_by_purpose();
+    let micro_batch = run_file.step.micro_batch_tokens * memory.activations_per_token;
+    let episodes = run_file.rl.tasks_per_step * run_file.rl.group_size;
+    let evaluated = (held_out.main.len() + held_out.structure.len()) * run_file.evaluate.samples;
+    let sequences = run_file.engine.max_sequences.min(episodes.max(evaluated));
+    let caches = sequences * run_file.agent.max_tokens * memory.key_values_per_token;
+    let purposes = [
+        ("weights", memory.weights + memory.packed),
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("activations", micro_batch),
+        ("keys and values up to", caches),
+    ];
+    purposes.map(|(purpose, count)| format!("{purpose} {}", bytes(count as u64))).join(", ")
 }
 
 /// How many devices there are like this one.

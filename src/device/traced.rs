@@ -154,6 +154,9 @@ impl<D: Device> Device for Traced<D> {
     fn clear(&self, buffer: &mut D::Buffer, length: usize) {
         self.run("clear", &[length], |device| device.clear(buffer, length));
     }
+    fn copy_part(&self, from: &D::Buffer, from_offset: usize, to: &mut D::Buffer, to_offset: usize, length: usize) {
+        self.run("copy_part", &[length], |device| device.copy_part(from, from_offset, to, to_offset, length));
+    }
     fn copy(&self, from: &D::Buffer, to: &mut D::Buffer, length: usize) {
         self.run("copy", &[length], |device| device.copy(from, to, length));
     }

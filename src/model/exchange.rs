@@ -64,6 +64,9 @@ impl<'a, D: Device> UnitGradients<'a, D> {
 
 /// Gives a pass its tensors, and takes their gradients.
 ///
+/// A pass asks for [`Unit::Embedding`], the layers ascending and [`Unit::Head`], each once; a pass with a backward asks for the head with
+/// [`ParameterSource::backward`] only, for its forward too, then for the layers descending and the embedding. Each call runs `compute` once.
+///
 /// All ranks make the same calls in the same order. A pass has no way to go on without a rank that is lost: an implementation
 /// unwinds out of these calls then, as a device does that fails.
 pub trait ParameterSource<D: Device> {
@@ -71,6 +74,7 @@ pub trait ParameterSource<D: Device> {
     fn forward(&mut self, unit: Unit, next: Option<Unit>, compute: &mut dyn FnMut(&UnitTensors<'_, D>));
 
     /// The same, with room for gradients, to which `compute` adds. Those of the unit before are sent to their owners meanwhile.
+    /// The backward of [`Unit::Embedding`] reads no tensors: an implementation need not fetch them for it.
     fn backward(
         &mut self,
         unit: Unit,
@@ -88,7 +92,7 @@ pub trait KeyValueExchange<D: Device> {
     fn head_groups(&self) -> usize;
 
     /// `blocks` holds `share` numbers of every rank from its start on, of which this rank's are filled: fills the others. `meanwhile`
-    /// runs beside it and touches other buffers.
+    /// runs beside it, once, and touches other buffers. `share` is the same on all ranks, and 0 where all documents are whole.
     fn gather(&mut self, blocks: &mut D::Buffer, share: usize, meanwhile: &mut dyn FnMut());
 
     /// `gradients` is laid out alike: makes this rank's `share` the sum over all ranks; the others are undefined then.

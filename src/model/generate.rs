@@ -1,8 +1,11 @@
 //! Sequences that grow: caches, extension by any number of tokens, sampling.
 
 use super::Model;
-use super::forward::{Caches, Pass};
-use crate::device::{Device, Role};
+use super::attention::CacheAttention;
+use super::exchange::{ParameterSource, Unit};
+use super::forward::Rows;
+use super::workspace::Keep;
+use crate::device::{Device, Role, Span};
 
 /// Keys and values of one sequence at every layer. A clone starts another continuation of the same prefix.
 pub struct KeyValueCache<D: Device> {
@@ -44,7 +47,8 @@ impl<D: Device> Hidden<D> {
 impl<D: Device> Model<D> {
     /// An empty cache.
     pub fn new_cache(&self) -> KeyValueCache<D> {
-        let layers = (0..self.config.layers).map(|_| self.device.new_key_values(self.config.heads())).collect();
+        let (device, config) = (self.device(), self.config());
+        let layers = (0..config.layers).map(|_| device.new_key_values(config.heads())).collect();
         KeyValueCache { layers, length: 0 }
     }
 
@@ -55,25 +59,35 @@ impl<D: Device> Model<D> {
     /// Panics if an extension has no tokens, or an id is not below the vocabulary.
     pub fn extend(&self, extensions: &mut [Extension<'_, D>]) -> Hidden<D> {
         assert!(extensions.iter().all(|extension| !extension.tokens.is_empty()), "an extension without tokens");
-        let (rows, hidden) = (extensions.len(), self.config.hidden);
-        let mut buffer = self.device.zeros(Role::Activations, rows * hidden);
-        let mut workspace = self.workspace();
+        let (device, config) = (self.device(), self.config());
+        let (rows, hidden) = (extensions.len(), config.hidden);
+        let mut buffer = device.zeros(Role::Activations, rows * hidden);
+        let workspace = &mut self.network.memory().workspace;
         let (mut first, mut done) = (0, 0); // the first unfinished extension, and how many of its tokens have been run
         while first < rows {
             let pieces = next_pieces(&extensions[first..], done);
             let part = &mut extensions[first..first + pieces.len()];
-            let new_tokens =
-                part.iter().zip(&pieces).map(|(extension, piece)| (extension.cache.length, &extension.tokens[piece.clone()]));
-            let pass = Pass::pack(new_tokens);
             let finished = part.iter().zip(&pieces).filter(|(extension, piece)| piece.end == extension.tokens.len()).count();
+            let (mut ids, mut positions, mut spans) = (Vec::new(), Vec::new(), Vec::new());
+            for (extension, piece) in part.iter().zip(&pieces) {
+                let past = extension.cache.length;
+                spans.push(Span { start: ids.len(), length: piece.len() });
+                ids.extend_from_slice(&extension.tokens[piece.clone()]);
+                positions.extend(past..past + piece.len());
+            }
+            let last_rows: Vec<usize> = spans[..finished].iter().map(|span| span.start + span.length - 1).collect();
             let mut caches: Vec<&mut KeyValueCache<D>> = part.iter_mut().map(|extension| &mut *extension.cache).collect();
-            let last_rows: Vec<usize> = pass.spans[..finished].iter().map(|span| span.start + span.length - 1).collect();
-            self.forward(&mut workspace, &pass, Caches::Kept(&mut caches), false, &last_rows);
-            for (cache, span) in caches.iter_mut().zip(&pass.spans) {
+            let mut attention = CacheAttention { device, heads: config.heads(), spans: &spans, caches: &mut caches };
+            let (mut source, tokens) = (self.whole(None), Rows { ids: &ids, positions: &positions, scored: &last_rows });
+            self.network.forward(workspace, &mut source, &mut attention, tokens, Keep::Nothing);
+            source.forward(Unit::Head, None, &mut |tensors| {
+                self.network.norm_scored(workspace, tensors, &last_rows, Keep::Nothing);
+            });
+            for (cache, span) in caches.iter_mut().zip(&spans) {
                 cache.length += span.length;
             }
             let places: Vec<usize> = (first..first + finished).collect();
-            self.device.scatter_rows(&workspace.scored.normed, &places, hidden, &mut buffer);
+            device.scatter_rows(&workspace.scored.normed, &places, hidden, &mut buffer);
             done = pieces.get(finished).map_or(0, |piece| piece.end);
             first += finished;
         }
@@ -86,8 +100,8 @@ impl<D: Device> Model<D> {
     /// vocabulary, bit for bit. Temperature 0 takes the likeliest id, the lowest on ties, and reports it at temperature 1.
     pub fn sample(&self, hidden: &Hidden<D>, temperature: f32, uniforms: &[f64], sampleable: usize) -> Vec<(u32, f32)> {
         assert_eq!(hidden.rows, uniforms.len(), "one uniform number per row");
-        let head = self.parameters[self.layout.head].linear();
-        self.device.head_sample(&hidden.buffer, head, temperature, uniforms, sampleable)
+        let head = self.parameters[self.layout().head].linear();
+        self.device().head_sample(&hidden.buffer, head, temperature, uniforms, sampleable)
     }
 }
 

@@ -3,7 +3,11 @@
 //! Matrices that read the same input are stored as one (`q`, `k`, `v`; `gate`, `up`), rows after one another, so that one product
 //! serves them all; a Hugging Face tensor is then a range of a stored one.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::config::ModelConfig;
+use super::exchange::Unit;
 use crate::device::{Device, LinearWeights, Role};
 
 /// What a stored tensor is, for initialisation and weight decay.
@@ -55,7 +59,7 @@ impl Entry {
     }
 }
 
-/// Indices of one layer's stored tensors.
+/// Indices of one layer's stored tensors, consecutive and in file order.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerIndices {
     pub input_norm: usize,
@@ -95,6 +99,19 @@ impl Layout {
             push(&mut entries, Kind::Embedding, config.hidden, &[("lm_head.weight", config.vocabulary)])
         };
         Layout { entries, embedding, layers, final_norm, head }
+    }
+
+    /// Indices of the stored tensors that a pass needs for `unit`, ascending.
+    pub fn unit(&self, unit: Unit) -> Vec<usize> {
+        match unit {
+            Unit::Embedding => vec![self.embedding],
+            Unit::Layer(layer) => (self.layers[layer].input_norm..=self.layers[layer].down).collect(),
+            Unit::Head => {
+                let mut indices = vec![self.final_norm, self.head];
+                indices.sort_unstable();
+                indices
+            }
+        }
     }
 
     pub fn parameter_count(&self) -> usize {
@@ -180,15 +197,57 @@ impl<D: Device> Parameter<D> {
     }
 }
 
+/// Tensors that other ranks send: their parts arrive in one buffer.
+impl<D: Device> Parameter<D> {
+    /// A matrix as it travels, or a vector in f32, with room for `room` numbers where it arrives.
+    pub fn receivable(device: &D, entry: &Entry, room: usize) -> Parameter<D> {
+        let (values, packed) = if entry.kind.decays() {
+            let (values, packed) = device.receivable(entry.outputs, entry.inputs, room);
+            (values, Some(packed))
+        } else {
+            (device.zeros(Role::Weights, room), None)
+        };
+        Parameter { entry: entry.clone(), values, packed }
+    }
+
+    /// Where it arrives: `[room]`.
+    pub fn arrival(&mut self, device: &D) -> &mut D::Buffer {
+        match &mut self.packed {
+            Some(packed) => device.arrival(&mut self.values, packed),
+            None => &mut self.values,
+        }
+    }
+
+    /// Makes what has arrived what products read.
+    pub fn arrived(&mut self, device: &D) {
+        if let Some(packed) = &mut self.packed {
+            device.arrived(&self.values, packed);
+        }
+    }
+}
+
+/// What an optimizer changes of one stored tensor.
+pub struct Piece<'a, D: Device> {
+    pub kind: Kind,
+    /// The tensor's elements that are here: all of them, or this rank's shard.
+    pub range: Range<usize>,
+    /// `[range]` in f32; longer where shards are padded.
+    pub values: &'a mut D::Buffer,
+    /// The copy of a matrix that products read, where it is kept beside the values.
+    pub packed: Option<&'a mut D::Packed>,
+    /// As long as `values`.
+    pub gradient: &'a D::Buffer,
+}
+
 /// The gradient of every stored tensor, accumulated over micro-batches.
 pub struct Gradients<D: Device> {
     pub(crate) device: D,
-    pub(crate) layout: std::sync::Arc<Layout>,
+    pub(crate) layout: Arc<Layout>,
     pub(crate) buffers: Vec<D::Buffer>,
 }
 
 impl<D: Device> Gradients<D> {
-    pub(crate) fn new(device: &D, layout: &std::sync::Arc<Layout>) -> Gradients<D> {
+    pub(crate) fn new(device: &D, layout: &Arc<Layout>) -> Gradients<D> {
         let buffers = layout.entries.iter().map(|entry| device.zeros(Role::Gradients, entry.length())).collect();
         Gradients { device: device.clone(), layout: layout.clone(), buffers }
     }

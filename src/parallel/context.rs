@@ -13,11 +13,12 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::model::{ModelConfig, StepFlops};
+use crate::device::{KEYS_PER_BLOCK, KeyBlocks, QuerySlice};
+use crate::model::{ModelConfig, StepFlops, TrainingPass};
 use crate::types::Batch;
 
-/// Tokens of a chunk: the attention kernels' tiles divide it, and are counted from the document's start.
-pub const CHUNK_TOKENS: usize = 128;
+/// Tokens of a chunk: whole blocks of keys, so that every block is of one rank.
+pub const CHUNK_TOKENS: usize = 2 * KEYS_PER_BLOCK;
 
 /// A document is short, and stays whole, where its load is at most this part of a rank's fair share.
 const SHORT_DIVISOR: u128 = 8;
@@ -45,17 +46,10 @@ pub struct ContextPlan {
 /// One rank's part of a packed batch. Labels are taken from the whole batch: the token that a slice's last row predicts lies
 /// on another rank as often as not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BatchShard {
+pub struct ContextShard {
+    pub pass: TrainingPass,
     /// `[tokens]` row of each token in the whole batch: the permutation, for whatever else comes per token.
     pub rows: Vec<usize>,
-    /// `[tokens]`
-    pub ids: Vec<u32>,
-    /// `[tokens]` position in its document, for the rotary embedding.
-    pub positions: Vec<usize>,
-    /// Rows of this shard whose next token is scored, ascending.
-    pub scored_rows: Vec<usize>,
-    /// `[scored_rows]` the token that each predicts.
-    pub targets: Vec<u32>,
     /// `[scored_rows]` place in the whole batch's `scored_rows`: where its score belongs, and its cotangent is found.
     pub score_places: Vec<usize>,
 }
@@ -69,7 +63,7 @@ pub fn pairs_per_token(config: &ModelConfig) -> usize {
 }
 
 /// Work of `length` tokens from position `first` on, in attention pairs.
-fn load(first: usize, length: usize, pairs_per_token: usize) -> u128 {
+pub(super) fn load(first: usize, length: usize, pairs_per_token: usize) -> u128 {
     let (first, length) = (first as u128, length as u128);
     length * (first + pairs_per_token as u128) + length * (length + 1) / 2
 }
@@ -109,6 +103,11 @@ impl ContextPlan {
         ContextPlan { lengths: lengths.to_vec(), slices, split }
     }
 
+    /// Of a batch's sequences.
+    pub fn of(batch: &Batch, ranks: usize, pairs_per_token: usize) -> ContextPlan {
+        ContextPlan::new(&batch.lengths().collect::<Vec<_>>(), ranks, pairs_per_token)
+    }
+
     pub fn ranks(&self) -> usize {
         self.slices.len()
     }
@@ -127,6 +126,11 @@ impl ContextPlan {
         self.slices[rank].iter().map(|slice| slice.length).sum()
     }
 
+    /// Of the rank that has most.
+    pub fn most_tokens(&self) -> usize {
+        (0..self.ranks()).map(|rank| self.tokens(rank)).max().unwrap_or(0)
+    }
+
     /// Pairs of a query of this rank and a key that it attends to.
     pub fn area(&self, rank: usize) -> u128 {
         self.load(rank, 0)
@@ -137,20 +141,59 @@ impl ContextPlan {
         self.slices[rank].iter().map(|slice| load(slice.first, slice.length, pairs_per_token)).sum()
     }
 
-    /// Lengths of the documents that the rank has to itself.
-    pub fn whole_documents(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
-        self.slices[rank].iter().filter(|slice| !self.split[slice.document]).map(|slice| slice.length)
+    /// Slices of documents that several ranks share, or of those that the rank has to itself.
+    fn slices_of(&self, rank: usize, shared: bool) -> impl Iterator<Item = &Slice> {
+        self.slices[rank].iter().filter(move |slice| self.split[slice.document] == shared)
     }
 
-    /// Tokens of this rank whose keys and values other ranks need.
-    fn exchanged_tokens(&self, rank: usize) -> usize {
-        self.slices[rank].iter().filter(|slice| self.split[slice.document]).map(|slice| slice.length).sum()
+    fn blocks_of(&self, rank: usize, shared: bool) -> usize {
+        self.slices_of(rank, shared).map(|slice| slice.length.div_ceil(KEYS_PER_BLOCK)).sum()
     }
 
-    /// Tokens whose keys and values each rank contributes to the all-gather: collectives take equal shares, so the most of any
+    /// Blocks of keys and values that each rank contributes to the exchange: collectives take equal shares, so the most of any
     /// rank. 0 if every document is whole.
-    pub fn exchanged_per_rank(&self) -> usize {
-        (0..self.ranks()).map(|rank| self.exchanged_tokens(rank)).max().unwrap_or(0)
+    pub fn shared_blocks(&self) -> usize {
+        (0..self.ranks()).map(|rank| self.blocks_of(rank, true)).max().unwrap_or(0)
+    }
+
+    /// Blocks of keys and values that the rank computes with: those of all ranks, then its own whole documents'.
+    pub fn key_blocks(&self, rank: usize) -> usize {
+        self.ranks() * self.shared_blocks() + self.blocks_of(rank, false)
+    }
+
+    /// Where the keys and values lie that the rank's tokens attend to. Every rank has the same place for a shared block.
+    pub fn keys(&self, rank: usize) -> KeyBlocks {
+        let shared = self.shared_blocks();
+        let mut tables = vec![Vec::new(); self.lengths.len()];
+        for slice in self.slices_of(rank, true) {
+            tables[slice.document] = vec![0; self.lengths[slice.document].div_ceil(KEYS_PER_BLOCK)];
+        }
+        let mut note = |slice: &Slice, next: &mut usize| {
+            let first = slice.first / KEYS_PER_BLOCK;
+            for (place, block) in (first..).zip(*next..*next + slice.length.div_ceil(KEYS_PER_BLOCK)) {
+                if let Some(entry) = tables[slice.document].get_mut(place) {
+                    *entry = block as u32;
+                }
+                *next = block + 1;
+            }
+        };
+        for other in 0..self.ranks() {
+            let mut next = other * shared;
+            self.slices_of(other, true).for_each(|slice| note(slice, &mut next));
+        }
+        let mut blocks = self.ranks() * shared;
+        for slice in self.slices_of(rank, false) {
+            let end = blocks + slice.length.div_ceil(KEYS_PER_BLOCK);
+            tables[slice.document] = (blocks as u32..end as u32).collect();
+            blocks = end;
+        }
+        let mut row = 0;
+        let query_slice = |slice: &Slice| {
+            let Slice { document, first, length } = *slice;
+            row += length;
+            QuerySlice { row: row - length, length, document, first }
+        };
+        KeyBlocks { slices: self.slices[rank].iter().map(query_slice).collect(), tables, blocks, shared }
     }
 
     /// Row of each of the rank's tokens in the packed batch.
@@ -172,25 +215,25 @@ impl ContextPlan {
     }
 
     /// One rank's part of `batch`, whose sequences must be the documents of this plan.
-    pub fn shard(&self, batch: &Batch, rank: usize) -> BatchShard {
-        let lengths = batch.starts.windows(2).map(|bounds| bounds[1] - bounds[0]);
-        assert!(lengths.eq(self.lengths.iter().copied()), "the batch is not the one that was planned");
+    pub fn shard(&self, batch: &Batch, rank: usize) -> ContextShard {
+        assert!(batch.lengths().eq(self.lengths.iter().copied()), "the batch is not the one that was planned");
         let rows = self.rows(rank);
         let slices = self.slices[rank].iter();
-        let mut shard = BatchShard {
+        let score_places = self.score_places(batch, rank);
+        let is_scored = |row: &usize| batch.scored_rows.binary_search(row).is_ok();
+        let pass = TrainingPass {
             ids: rows.iter().map(|&row| batch.ids[row]).collect(),
             positions: slices.flat_map(|slice| slice.first..slice.first + slice.length).collect(),
-            ..BatchShard::default()
+            scored_rows: (0..rows.len()).filter(|&local| is_scored(&rows[local])).collect(),
+            targets: score_places.iter().map(|&place| batch.ids[batch.scored_rows[place] + 1]).collect(),
+            keys: self.keys(rank),
         };
-        for (local, &row) in rows.iter().enumerate() {
-            if let Ok(place) = batch.scored_rows.binary_search(&row) {
-                shard.scored_rows.push(local);
-                shard.targets.push(batch.ids[row + 1]);
-                shard.score_places.push(place);
-            }
-        }
-        shard.rows = rows;
-        shard
+        ContextShard { pass, rows, score_places }
+    }
+
+    /// Of the rank's scored rows, ascending: the place of each in `batch.scored_rows`.
+    pub fn score_places(&self, batch: &Batch, rank: usize) -> Vec<usize> {
+        self.rows(rank).iter().filter_map(|row| batch.scored_rows.binary_search(row).ok()).collect()
     }
 }
 
@@ -227,7 +270,7 @@ mod tests {
         assert_eq!(plan.slices(0), [slice(0, 0, 128), slice(0, 384, 128)]);
         assert_eq!(plan.slices(1), [slice(0, 128, 256)]);
         assert_eq!((plan.area(0), plan.area(1)), (65_664, 65_664));
-        assert_eq!((plan.exchanged_per_rank(), plan.whole_documents(0).count()), (256, 0));
+        assert_eq!((plan.shared_blocks(), plan.key_blocks(0)), (4, 8));
     }
 
     /// 1,000 tokens are long beside 100; the short one stays whole, though more ranks than chunks are there.
@@ -238,7 +281,7 @@ mod tests {
         assert_eq!(tokens, [128, 104, 128, 128, 128, 128, 128, 128, 100, 0, 0, 0]);
         assert_eq!(plan.slices(8), [slice(0, 0, 100)]);
         assert_eq!((plan.slices(11), plan.rows(11)), (&[][..], vec![]));
-        assert_eq!((plan.exchanged_per_rank(), plan.whole_documents(8).collect::<Vec<_>>()), (128, vec![100]));
+        assert_eq!((plan.shared_blocks(), plan.key_blocks(8), plan.key_blocks(9)), (2, 26, 24));
     }
 
     /// Qwen3-8B: 6 x (36 x 192,937,984 + 151,936 x 4,096) FLOPs per token, 12 x 36 x 4,096 per pair.
@@ -281,12 +324,13 @@ mod tests {
         let mut targets = vec![None; batch.scored_rows.len()];
         for rank in 0..3 {
             let shard = plan.shard(&batch, rank);
-            assert_eq!(shard.ids.len(), plan.tokens(rank));
+            assert_eq!(shard.pass.ids.len(), plan.tokens(rank));
             for (index, &row) in shard.rows.iter().enumerate() {
-                assert_eq!(shard.ids[index], batch.ids[row]);
-                assert_eq!(shard.positions[index], if row < 260 { row } else { row - 260 });
+                assert_eq!(shard.pass.ids[index], batch.ids[row]);
+                assert_eq!(shard.pass.positions[index], if row < 260 { row } else { row - 260 });
             }
-            for ((&place, &target), &local) in shard.score_places.iter().zip(&shard.targets).zip(&shard.scored_rows) {
+            let TrainingPass { targets: own, scored_rows, .. } = &shard.pass;
+            for ((&place, &target), &local) in shard.score_places.iter().zip(own).zip(scored_rows) {
                 assert_eq!(shard.rows[local], batch.scored_rows[place]);
                 assert_eq!(targets[place].replace(target), None, "scored twice");
             }
@@ -362,7 +406,8 @@ mod tests {
         fn one_rank_has_everything_in_place(lengths in mixtures(), pairs_per_token in 0usize..30_000) {
             let plan = ContextPlan::new(&lengths, 1, pairs_per_token);
             prop_assert_eq!(plan.rows(0), (0..plan.total_tokens()).collect::<Vec<_>>());
-            prop_assert_eq!(plan.exchanged_per_rank(), 0);
+            prop_assert_eq!(plan.shared_blocks(), 0);
+            prop_assert_eq!(plan.keys(0), KeyBlocks::whole(&lengths));
         }
     }
 }

@@ -13,7 +13,8 @@
 use std::collections::BTreeMap;
 
 use super::context::{ContextPlan, pairs_per_token};
-use super::memory::RankMemory;
+use super::context_exchange::head_groups;
+use super::memory::{BF16, RankMemory};
 use super::mesh::Mesh;
 use super::sharding::{Collective, SCALARS, ShardedSizes, Stage, Transfer, Work, micro_batch_schedule};
 use crate::device::Peaks;
@@ -160,7 +161,7 @@ impl StepEstimate {
             mfu_c12: 0.0,
         };
         let work = WorkSeconds::of_slowest(config, &plan, workload.context, peaks);
-        for stage in micro_batch_schedule(config, mesh, &plan) {
+        for stage in micro_batch_schedule(config, mesh, &plan, BF16) {
             estimate.add_stage(&stage, work.of(stage.work), config, mesh, gpu);
         }
         estimate.add_scalars(mesh);
@@ -182,7 +183,7 @@ impl StepEstimate {
             let moved = LinkBytes::of(transfer, mesh);
             bytes.add(moved, 1);
             if matches!(transfer.collective, Collective::GatherKeysValues | Collective::ScatterKeyValueGradients) {
-                first_group += moved.seconds(gpu) / config.key_value_heads as f64;
+                first_group += moved.seconds(gpu) / head_groups(config, mesh.context()) as f64;
             }
             let payload = self.payload_bytes.entry(transfer.collective.name()).or_default();
             *payload = payload.saturating_add((self.micro_batches as u64).saturating_mul(transfer.payload_bytes(mesh)));
@@ -214,7 +215,7 @@ fn heaviest_rank(config: &ModelConfig, mesh: &Mesh, plan: &ContextPlan, workload
 
 /// AdamW and the norm of the gradients over a rank's shard, bound by memory.
 fn optimizer_seconds(config: &ModelConfig, mesh: &Mesh, peaks: &Peaks) -> f64 {
-    let elements = ShardedSizes::new(config, mesh.world()).master_shard() as usize / size_of::<f32>();
+    let elements = ShardedSizes::new(config, mesh.world(), BF16).master_shard() as usize / size_of::<f32>();
     let bytes = roofline::adamw(elements).total_bytes() + roofline::sum_of_squares(elements).total_bytes();
     bytes as f64 / (MEMORY_SHARE * peaks.memory_bytes)
 }

@@ -3,16 +3,14 @@
 //! Nothing is given back between the phases of a step: the passes' memory is kept for the next one, so the total is the sum.
 
 use super::context::ContextPlan;
+use super::context_exchange::{head_groups, score_share};
 use super::mesh::Mesh;
-use super::sharding::{ShardedSizes, gathered_tokens, key_value_bytes};
+use super::sharding::ShardedSizes;
 use crate::device::cuda::{PagedKeyValues, head_workspace_bytes};
-use crate::model::{ModelConfig, bytes_per_token, bytes_per_token_and_layer, rotary_table_bytes};
+use crate::model::{ModelConfig, ROW_GRAIN, block_buffer_numbers, bytes_per_scored_row, bytes_per_token, rotary_table_bytes};
 
 /// Bytes of one number of the activations, weights and keys that a GPU computes with.
-const BF16: usize = 2;
-
-/// Passes round their tokens up to this, so that they rarely grow.
-const TOKEN_GRAIN: usize = 64;
+pub(super) const BF16: usize = 2;
 
 /// Bytes of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,19 +23,19 @@ pub struct RankMemory {
     pub moments: u64,
     /// Its shard of the gradients, in f32, summed over micro-batches.
     pub gradients: u64,
-    /// Two gathered layers: the one that computes and the one ahead.
+    /// Two gathered layers, the one that computes and the one ahead, and the embedding or the head.
     pub gathered_weights: u64,
-    /// Two layers' whole gradients in f32: the one that computes and the one being scattered.
+    /// Whole gradients of the same in f32: of the tensors that compute and of those being scattered.
     pub whole_gradients: u64,
     /// The input of every layer, and everything of the one that computes.
     pub activations: u64,
     /// A chunk of logits and their gradients.
     pub head_workspace: u64,
-    /// Attention's row sums in the backward, and the rotary table.
+    /// Attention's row sums in the backward, the rotary table, and the context group's scores.
     pub other_workspace: u64,
-    /// Of one layer: gathered where documents are split, in pages where they are whole.
+    /// Of one layer, in blocks: those of all ranks where documents are split.
     pub keys_values: u64,
-    /// Of one layer, in f32, where documents are split.
+    /// Of the one or two groups of heads whose gradients are computed and reduced, in f32.
     pub key_value_gradients: u64,
     /// The built-in engine's whole model.
     pub engine_weights: u64,
@@ -55,37 +53,36 @@ impl RankMemory {
         engine_sequences: usize,
         engine_tokens: usize,
     ) -> Vec<RankMemory> {
-        let sizes = ShardedSizes::new(config, mesh.world());
+        let sizes = ShardedSizes::new(config, mesh.world(), BF16);
         let heads = config.heads();
-        let exchanged = gathered_tokens(plan);
         // One rank computes with what it stores, and adds gradients in place.
-        let two_of = |bytes: u64| if mesh.world() > 1 { 2 * bytes } else { 0 };
+        let if_sharded = |bytes: u64| if mesh.world() > 1 { bytes } else { 0 };
         let engine_pages = PagedKeyValues::bytes_of(heads, engine_tokens) * config.layers;
         let alike = RankMemory {
             weights: sizes.weights_shard(),
             master: sizes.master_shard(),
             moments: 2 * sizes.master_shard(),
             gradients: sizes.master_shard(),
-            gathered_weights: two_of(sizes.largest_gathered()),
-            whole_gradients: two_of(sizes.largest_gradient()),
-            keys_values: key_value_bytes(config, exchanged, BF16 as u64),
-            key_value_gradients: key_value_bytes(config, exchanged, size_of::<f32>() as u64),
-            engine_weights: if engine_sequences > 0 { ShardedSizes::new(config, 1).whole_weights() } else { 0 },
+            gathered_weights: if_sharded(sizes.gathered()),
+            whole_gradients: if_sharded(sizes.whole_gradients()),
+            engine_weights: if engine_sequences > 0 { sizes.whole_weights() } else { 0 },
             engine_caches: (engine_sequences * engine_pages) as u64,
             ..RankMemory::default()
         };
-        let inputs = (config.layers - 1) * config.hidden * BF16;
-        let activations = inputs + bytes_per_token_and_layer(config, BF16) + bytes_per_token(config, BF16);
+        let activations = bytes_per_token(config, true, BF16) + bytes_per_scored_row(config, BF16);
+        let groups = head_groups(config, plan.ranks());
+        let scores = if plan.ranks() > 1 { plan.ranks() * score_share(plan.most_tokens()) * size_of::<f32>() } else { 0 };
         let of_rank = |rank: usize| {
-            let tokens = plan.tokens(rank).next_multiple_of(TOKEN_GRAIN);
+            let tokens = plan.tokens(rank).next_multiple_of(ROW_GRAIN);
             let longest = plan.slices(rank).iter().map(|slice| slice.first + slice.length).max().unwrap_or(0);
             let row_sums = tokens * heads.query_heads * size_of::<f32>();
-            let pages: usize = plan.whole_documents(rank).map(|length| PagedKeyValues::bytes_of(heads, length)).sum();
+            let (keys_values, gradients) = block_buffer_numbers(heads, groups, plan.key_blocks(rank));
             RankMemory {
                 activations: (activations * tokens) as u64,
                 head_workspace: head_workspace_bytes(config.vocabulary, tokens) as u64,
-                other_workspace: (row_sums + rotary_table_bytes(config, longest)) as u64,
-                keys_values: alike.keys_values + pages as u64,
+                other_workspace: (row_sums + rotary_table_bytes(config, longest) + scores) as u64,
+                keys_values: (keys_values * BF16) as u64,
+                key_value_gradients: (gradients * size_of::<f32>()) as u64,
                 ..alike
             }
         };

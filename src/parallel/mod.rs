@@ -5,6 +5,8 @@
 //! pure function of shapes. `learner plan` is built on it; the trainer, which runs on one rank so far, does not call it yet.
 
 mod context;
+mod context_exchange;
+mod deal;
 mod estimate;
 mod host_links;
 mod layouts;
@@ -13,10 +15,13 @@ mod memory;
 mod mesh;
 mod ranks;
 mod settings;
+mod sharded;
+mod sharded_parameters;
 mod sharding;
 mod world;
 
-pub use context::{BatchShard, CHUNK_TOKENS, ContextPlan, Slice, pairs_per_token};
+pub use context::{CHUNK_TOKENS, ContextPlan, ContextShard, Slice, pairs_per_token};
+pub use deal::deal;
 pub use estimate::{
     ATTENTION_BACKWARD_SHARE, ATTENTION_FORWARD_SHARE, GpuSpecification, LinkBytes, MATRIX_SHARE, MEMORY_SHARE, RESERVED_BYTES,
     StepEstimate, Workload,
@@ -27,5 +32,6 @@ pub use memory::RankMemory;
 pub use mesh::{Coordinates, Mesh, MeshError, Placement};
 pub use ranks::Ranks;
 pub use settings::Settings;
+pub use sharded::ShardedModel;
 pub use sharding::{Collective, Group, SCALARS, ShardedSizes, Stage, TensorShards, Transfer, Work, micro_batch_schedule};
 pub use world::World;

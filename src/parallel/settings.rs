@@ -6,17 +6,14 @@ use super::mesh::{Mesh, MeshError};
 use crate::collectives::Liveness;
 use crate::collectives::launch::DEFAULT_PORT;
 
-/// How the ranks of a run share the work, find each other and notice that one is lost. A run of one rank asks nothing of it but
-/// `recompute`. On how many nodes a run is trained is no setting: it may differ from one start to the next.
+/// How the ranks of a run share the work, find each other and notice that one is lost. On how many nodes a run is trained is no
+/// setting: it may differ from one start to the next.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// Ranks that share each sequence (context parallel); 0: the degree that `learner plan` finds best, or 1 where the plan does not
     /// know the device.
     pub context: usize,
-    /// The backward pass runs each layer again instead of keeping what it computed: much less memory for a third more work. The
-    /// result does not depend on it.
-    pub recompute: bool,
     /// Rank 0 listens here, where `--coordinator` names no port; rank r, on its own host, at the coordinator's port + r.
     pub port: u16,
     /// How long ranks wait for each other at the start.
@@ -34,7 +31,6 @@ impl Default for Settings {
         let Liveness { heartbeat_seconds, dead_after_seconds, stall_seconds } = Liveness::default();
         Settings {
             context: 0,
-            recompute: false,
             port: DEFAULT_PORT,
             rendezvous_seconds: 600.0,
             heartbeat_seconds,

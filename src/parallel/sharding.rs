@@ -1,22 +1,27 @@
 //! ZeRO-3 (Rajbhandari et al. 2020): how tensors are cut over all ranks, and what each collective of a step moves.
 //!
 //! ```text
-//! start     gather embedding, gather layer 0
-//! forward   layer i: gather layer i+1 meanwhile; keys and values of layer i in head groups
-//! head      forward and backward at once; gather the last layer again meanwhile
+//! start     gather embedding; gather layer 0 meanwhile
+//! forward   layer i: gather layer i+1 meanwhile, or the head; keys and values of layer i in head groups
+//! head      forward and backward at once; gather the context group's scores
 //! backward  layer i: forward once more, backward; gather layer i-1, scatter the gradients of layer i+1 meanwhile;
 //!           keys and values again, their gradients back
-//! end       scatter the gradients of layer 0 and of the embedding
+//! end       scatter the gradients of layer 0, then of the embedding
 //! ```
 //!
-//! Matrices travel in bf16, as products read them; norms and biases in f32, as their kernels do, so that a sharded forward has the bits of
-//! one that is not. Gradients travel in f32.
+//! What is still there is not gathered again: the last two layers in the backward, and a tied embedding for the head, whose
+//! gradients then travel with the embedding's.
+//!
+//! Matrices travel as precisely as products read them (bf16 on a GPU, f32 on the CPU); norms and biases in f32, as their kernels do, so
+//! that a sharded forward has the bits of one that is not. Gradients and scores travel in f32.
 
 use super::context::ContextPlan;
+use super::context_exchange::score_share;
 use super::mesh::{Mesh, Placement};
-use crate::model::{Layout, ModelConfig};
+use super::sharded_parameters::LAYER_SLOTS;
+use crate::device::KeyBlocks;
+use crate::model::{Layout, ModelConfig, Unit};
 
-const BF16: u64 = 2;
 const F32: u64 = 4;
 
 /// Shards start at multiples of this many elements: 16 bytes of bf16, what a kernel loads at once.
@@ -60,57 +65,69 @@ impl TensorShards {
 
 /// Tensors that are gathered together, as padded elements over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Unit {
+struct Padded {
     matrices: u64,
     vectors: u64,
 }
 
-impl Unit {
-    fn gathered_bytes(self) -> u64 {
-        BF16 * self.matrices + F32 * self.vectors
+impl Padded {
+    fn of(layout: &Layout, indices: impl IntoIterator<Item = usize>, ranks: usize) -> Padded {
+        let mut padded = Padded::default();
+        for entry in indices.into_iter().map(|index| &layout.entries[index]) {
+            let elements = TensorShards::new(entry.length(), ranks).padded_elements() as u64;
+            if entry.kind.decays() { padded.matrices += elements } else { padded.vectors += elements }
+        }
+        padded
+    }
+
+    /// As they travel, matrices in numbers of so many bytes.
+    fn gathered_bytes(self, matrix_bytes: u64) -> u64 {
+        matrix_bytes * self.matrices + F32 * self.vectors
     }
     fn gradient_bytes(self) -> u64 {
         F32 * (self.matrices + self.vectors)
     }
 }
 
-/// A model's tensors cut over `ranks`, as bytes. Where embeddings are tied, the table is stored once, but gathered for the start
-/// and again for the head.
+/// A model's tensors cut over ranks, as bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardedSizes {
     ranks: u64,
+    /// Of one number of a matrix as it travels.
+    matrix_bytes: u64,
+    layers: usize,
     /// Everything that is stored.
-    stored: Unit,
-    embedding: Unit,
-    layer: Unit,
-    head: Unit,
+    stored: Padded,
+    layer: Padded,
+    /// The embedding, or the head's matrix: both are of one shape.
+    table: Padded,
+    final_norm: Padded,
+    tied: bool,
+    /// Of one rank's shard of the largest tensor.
+    largest_shard: u64,
 }
 
 impl ShardedSizes {
-    pub fn new(config: &ModelConfig, ranks: usize) -> ShardedSizes {
+    /// Cut over `ranks`; a number of a matrix takes `matrix_bytes` as it travels.
+    pub fn new(config: &ModelConfig, ranks: usize, matrix_bytes: usize) -> ShardedSizes {
         let layout = Layout::new(config);
-        let unit = |indices: &mut dyn Iterator<Item = usize>| {
-            let mut unit = Unit::default();
-            for entry in indices.map(|index| &layout.entries[index]) {
-                let padded = TensorShards::new(entry.length(), ranks).padded_elements() as u64;
-                if entry.kind.decays() { unit.matrices += padded } else { unit.vectors += padded }
-            }
-            unit
-        };
-        // The first layer's tensors stand between the embedding and the second layer, or the final norm.
-        let layer_end = layout.layers.get(1).map_or(layout.final_norm, |second| second.input_norm);
+        let shards = |index: usize| TensorShards::new(layout.entries[index].length(), ranks).shard_elements() as u64;
         ShardedSizes {
             ranks: ranks.max(1) as u64,
-            stored: unit(&mut (0..layout.entries.len())),
-            embedding: unit(&mut std::iter::once(layout.embedding)),
-            layer: unit(&mut (layout.layers[0].input_norm..layer_end)),
-            head: unit(&mut [layout.final_norm, layout.head].into_iter()),
+            matrix_bytes: matrix_bytes as u64,
+            layers: config.layers,
+            stored: Padded::of(&layout, 0..layout.entries.len(), ranks),
+            layer: Padded::of(&layout, layout.unit(Unit::Layer(0)), ranks),
+            table: Padded::of(&layout, [layout.embedding], ranks),
+            final_norm: Padded::of(&layout, [layout.final_norm], ranks),
+            tied: layout.embedding == layout.head,
+            largest_shard: (0..layout.entries.len()).map(shards).max().unwrap_or(0),
         }
     }
 
-    /// Of one rank: the bf16 copy of its part of the matrices.
+    /// Of one rank: the copy of its part of the matrices from which they are gathered.
     pub fn weights_shard(&self) -> u64 {
-        BF16 * self.stored.matrices / self.ranks
+        self.matrix_bytes * self.stored.matrices / self.ranks
     }
 
     /// Of one rank: what the optimizer changes, in f32. Gradients take as much, the two moments twice.
@@ -120,17 +137,24 @@ impl ShardedSizes {
 
     /// The whole model as products and norms read it.
     pub fn whole_weights(&self) -> u64 {
-        self.stored.gathered_bytes()
+        self.stored.gathered_bytes(self.matrix_bytes)
     }
 
-    /// The largest of what is gathered at once: a layer, the embedding, or the head.
-    pub fn largest_gathered(&self) -> u64 {
-        [self.embedding, self.layer, self.head].map(Unit::gathered_bytes).into_iter().max().unwrap_or(0)
+    /// Where tensors are gathered: the layer that computes and the one ahead, the embedding or the head.
+    pub fn gathered(&self) -> u64 {
+        let layers = self.layers.min(LAYER_SLOTS) as u64;
+        layers * self.gathered_bytes(self.layer) + self.gathered_bytes(self.table) + self.gathered_bytes(self.final_norm)
     }
 
-    /// The largest of what is scattered at once.
-    pub fn largest_gradient(&self) -> u64 {
-        [self.embedding, self.layer, self.head].map(Unit::gradient_bytes).into_iter().max().unwrap_or(0)
+    /// Where whole gradients are summed, of the same tensors, and a shard arrives.
+    pub fn whole_gradients(&self) -> u64 {
+        let layers = self.layers.min(LAYER_SLOTS) as u64;
+        let places = layers * self.layer.gradient_bytes() + self.table.gradient_bytes() + self.final_norm.gradient_bytes();
+        places + F32 * self.largest_shard
+    }
+
+    fn gathered_bytes(&self, tensors: Padded) -> u64 {
+        tensors.gathered_bytes(self.matrix_bytes)
     }
 }
 
@@ -141,6 +165,7 @@ pub enum Collective {
     ScatterGradients,
     GatherKeysValues,
     ScatterKeyValueGradients,
+    GatherScores,
 }
 
 impl Collective {
@@ -150,6 +175,7 @@ impl Collective {
             Collective::ScatterGradients => "gradients_reduce_scatter",
             Collective::GatherKeysValues => "keys_values_all_gather",
             Collective::ScatterKeyValueGradients => "key_value_gradients_reduce_scatter",
+            Collective::GatherScores => "scores_all_gather",
         }
     }
 
@@ -157,7 +183,7 @@ impl Collective {
     pub fn group(self) -> Group {
         match self {
             Collective::GatherWeights | Collective::ScatterGradients => Group::World,
-            Collective::GatherKeysValues | Collective::ScatterKeyValueGradients => Group::Context,
+            Collective::GatherKeysValues | Collective::ScatterKeyValueGradients | Collective::GatherScores => Group::Context,
         }
     }
 }
@@ -189,7 +215,7 @@ impl Transfer {
     /// What a rank hands to the collective: its shard of an all-gather, all of a reduce-scatter.
     pub fn payload_bytes(self, mesh: &Mesh) -> u64 {
         match self.collective {
-            Collective::GatherWeights | Collective::GatherKeysValues => self.shard_bytes(mesh),
+            Collective::GatherWeights | Collective::GatherKeysValues | Collective::GatherScores => self.shard_bytes(mesh),
             Collective::ScatterGradients | Collective::ScatterKeyValueGradients => self.whole_bytes,
         }
     }
@@ -217,46 +243,54 @@ pub struct Stage {
     pub transfers: Vec<Transfer>,
 }
 
-/// Bytes of the keys and values of `tokens` tokens of one layer, in numbers of `bytes_per_number`.
-pub(super) fn key_value_bytes(config: &ModelConfig, tokens: usize, bytes_per_number: u64) -> u64 {
-    2 * config.heads().key_value_width() as u64 * tokens as u64 * bytes_per_number
+/// Bytes of the keys and values of one layer that the ranks of a context group exchange, in numbers of `number_bytes`.
+fn exchanged_bytes(config: &ModelConfig, plan: &ContextPlan, number_bytes: u64) -> u64 {
+    let block = KeyBlocks::block_numbers(config.key_value_heads, config.head_dim) as u64;
+    block * (plan.ranks() * plan.shared_blocks()) as u64 * number_bytes
 }
 
-/// Tokens whose keys and values every rank of a context group holds after a gather, padding included.
-pub(super) fn gathered_tokens(plan: &ContextPlan) -> usize {
-    plan.exchanged_per_rank() * plan.ranks()
-}
-
-/// The stages of one micro-batch in the order of the module's head. Groups of one rank exchange nothing.
-pub fn micro_batch_schedule(config: &ModelConfig, mesh: &Mesh, plan: &ContextPlan) -> Vec<Stage> {
-    let sizes = ShardedSizes::new(config, mesh.world());
-    let tokens = gathered_tokens(plan);
-    let gather = |unit: Unit| Transfer { collective: Collective::GatherWeights, whole_bytes: unit.gathered_bytes() };
-    let scatter = |unit: Unit| Transfer { collective: Collective::ScatterGradients, whole_bytes: unit.gradient_bytes() };
-    let key_values = Transfer { collective: Collective::GatherKeysValues, whole_bytes: key_value_bytes(config, tokens, BF16) };
-    let key_value_gradients =
-        Transfer { collective: Collective::ScatterKeyValueGradients, whole_bytes: key_value_bytes(config, tokens, F32) };
+/// The stages of one micro-batch in the order of the module's head; matrices, keys and values travel in numbers of `number_bytes`.
+/// Groups of one rank exchange nothing.
+pub fn micro_batch_schedule(config: &ModelConfig, mesh: &Mesh, plan: &ContextPlan, number_bytes: usize) -> Vec<Stage> {
+    let sizes = ShardedSizes::new(config, mesh.world(), number_bytes);
+    let transfer = |collective, whole_bytes| Transfer { collective, whole_bytes };
+    let gather = |tensors: Padded| transfer(Collective::GatherWeights, sizes.gathered_bytes(tensors));
+    let scatter = |tensors: Padded| transfer(Collective::ScatterGradients, tensors.gradient_bytes());
+    let key_values = transfer(Collective::GatherKeysValues, exchanged_bytes(config, plan, number_bytes as u64));
+    let key_value_gradients = transfer(Collective::ScatterKeyValueGradients, exchanged_bytes(config, plan, F32));
+    let scores = transfer(Collective::GatherScores, F32 * (plan.ranks() * score_share(plan.most_tokens())) as u64);
     let stage = |work: Work, transfers: &[Transfer]| {
         let moves = |transfer: &&Transfer| transfer.whole_bytes > 0 && transfer.collective.group().placement(mesh).ranks() > 1;
         Stage { work, transfers: transfers.iter().filter(moves).copied().collect() }
     };
-    let ShardedSizes { embedding, layer, head, .. } = sizes;
+    let ShardedSizes { layer, table, final_norm, tied, .. } = sizes;
+    let of_the_head = if tied { vec![final_norm] } else { vec![table, final_norm] };
 
-    let mut stages = vec![stage(Work::Start, &[gather(embedding), gather(layer)])];
+    let mut stages = vec![stage(Work::Start, &[gather(table), gather(layer)])];
     for index in 0..config.layers {
-        let next = if index + 1 < config.layers { layer } else { head };
-        stages.push(stage(Work::Forward, &[gather(next), key_values]));
+        let mut transfers = vec![key_values];
+        if index + 1 < config.layers {
+            transfers.push(gather(layer));
+        } else {
+            transfers.extend(of_the_head.iter().map(|&tensors| gather(tensors)));
+        }
+        stages.push(stage(Work::Forward, &transfers));
     }
-    stages.push(stage(Work::Head, &[gather(layer)]));
+    stages.push(stage(Work::Head, &[scores]));
     for index in (0..config.layers).rev() {
-        let behind = scatter(if index + 1 < config.layers { layer } else { head });
-        let mut transfers = vec![behind, key_values, key_value_gradients];
-        if index > 0 {
+        let mut transfers = vec![key_values, key_value_gradients];
+        if index + 1 < config.layers {
+            transfers.push(scatter(layer));
+        } else {
+            transfers.extend(of_the_head.iter().map(|&tensors| scatter(tensors)));
+        }
+        // Layer index - 1, unless it is still there from the forward.
+        if index > 0 && index - 1 + LAYER_SLOTS < config.layers {
             transfers.push(gather(layer));
         }
         stages.push(stage(Work::Backward, &transfers));
     }
-    stages.push(stage(Work::End, &[scatter(layer), scatter(embedding)]));
+    stages.push(stage(Work::End, &[scatter(layer), scatter(table)]));
     stages
 }
 

@@ -60,6 +60,11 @@ impl Batch {
         self.starts.len().saturating_sub(1)
     }
 
+    /// `[sequences]` tokens of each.
+    pub fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
+        self.starts.windows(2).map(|bounds| bounds[1] - bounds[0])
+    }
+
     /// `[scored_rows]` the token each scored row predicts.
     pub fn targets(&self) -> Vec<u32> {
         self.scored_rows.iter().map(|&row| self.ids[row + 1]).collect()

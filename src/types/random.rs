@@ -66,6 +66,11 @@ impl Key {
         radius * (std::f64::consts::TAU * self.uniform()).cos()
     }
 
+    /// As if [`Key::normal`] had been called so many times.
+    pub fn skip_normals(&mut self, count: usize) {
+        self.state = self.state.wrapping_add(GOLDEN.wrapping_mul(2 * count as u64));
+    }
+
     /// True with the given probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         self.uniform() < probability

@@ -1,15 +1,16 @@
-//! Causal grouped-query attention of new rows over growing caches, and its backward.
+//! Causal grouped-query attention of rows over the keys of their sequences: in growing caches, or in blocks.
 //!
-//! One forward serves training and sampling: training appends whole sequences to empty caches. For each (row, query head) the
+//! One forward serves training and sampling: a head's keys and values are brought into one layout. For each (row, query head) the
 //! keys are reduced in segments of fixed length counted from the sequence's start: maximum, exponentials, their sum in lanes
 //! by key index, and the weighted values as one chain over the keys, ascending; segments are merged ascending. Keys a row may not
 //! see enter these sums as exact zeros, so it does not matter which rows are computed together (FlashAttention's recurrence,
 //! Dao et al. 2022, with the order of everything pinned).
 
 use super::kernel::{Block, Mode, PANEL, multiply};
+use super::key_blocks::{self, BlockShape, Part};
 use super::parallel::{Shared, for_each, with_scratch};
-use super::simd::{InstructionSet, LANES, dot, exp, fold_lanes, maximum, vectorised};
-use crate::device::ops::{Heads, Span};
+use super::simd::{InstructionSet, LANES, exp, fold_lanes, maximum, vectorised};
+use crate::device::ops::{Heads, KeyBlocks, Span};
 
 /// Keys and values of one sequence at one layer.
 #[derive(Clone, Debug)]
@@ -20,9 +21,9 @@ pub struct KeyValues {
 
 #[derive(Clone, Debug, Default)]
 struct HeadKeyValues {
-    /// `[ceil(length / 16), head_dim, 16]`, zero beyond the length
+    /// `[at least ceil(length / 16), head_dim, 16]`, zero beyond the length
     keys: Vec<f32>,
-    /// `[length, head_dim rounded up to 16]`, zero beyond `head_dim`
+    /// `[at least length, head_dim rounded up to 16]`, zero beyond `head_dim`
     values: Vec<f32>,
 }
 
@@ -66,15 +67,20 @@ fn positions_per_piece(keys: usize, group: usize) -> usize {
     ((48 * 1024 / keys.max(1)).clamp(6, 96) / group).max(1)
 }
 
-/// Some consecutive query positions of one span, for one key/value head.
+/// Consecutive rows of one sequence, with the query heads of one key/value head.
 #[derive(Clone, Copy)]
-struct Piece {
-    span: usize,
+struct Piece<'a> {
+    keys: &'a HeadKeyValues,
+    /// Key/value head.
     head: usize,
-    first: usize,
+    /// First row in the pass.
+    row: usize,
+    /// Its position in the sequence.
+    position: usize,
     count: usize,
 }
 
+/// Appends the keys and values of `spans[i]`'s rows to `caches[i]`, then attends.
 #[allow(clippy::too_many_arguments)]
 pub fn forward(
     set: InstructionSet,
@@ -86,28 +92,83 @@ pub fn forward(
     output: &mut [f32],
     log_sum_exp: Option<&mut [f32]>,
 ) {
-    let (width, query_width) = (heads.projected_width(), heads.query_width());
     append_all(rotated, heads, spans, caches);
-    let caches: Vec<&KeyValues> = caches.iter().map(|cache| &**cache).collect();
-    let rows: usize = spans.iter().map(|span| span.length).sum();
-    assert!(rotated.len() >= rows * width && output.len() >= rows * query_width, "a buffer is too short for {rows} rows");
     let mut pieces = Vec::new();
     let mut operations = 0;
-    for (index, (span, cache)) in spans.iter().zip(&caches).enumerate() {
+    for (span, cache) in spans.iter().zip(caches.iter()) {
         let step = positions_per_piece(cache.length.min(segment), heads.group());
-        operations += span.length * cache.length * query_width / 4;
-        for head in 0..heads.key_value_heads {
-            for first in (0..span.length).step_by(step) {
-                pieces.push(Piece { span: index, head, first, count: step.min(span.length - first) });
+        operations += span.length * cache.length * heads.query_width() / 4;
+        for (head, keys) in cache.heads.iter().enumerate() {
+            push_pieces(&mut pieces, step, span.length, |first, count| {
+                let position = cache.length - span.length + first;
+                Piece { keys, head, row: span.start + first, position, count }
+            });
+        }
+    }
+    let rows = spans.iter().map(|span| span.length).sum();
+    attend_all(set, segment, rotated, heads, rows, &pieces, operations, output, log_sum_exp);
+}
+
+/// Attends the rows of a training pass to keys and values in blocks, for the key/value heads of `shape`.
+#[allow(clippy::too_many_arguments)]
+pub fn forward_blocks(
+    set: InstructionSet,
+    segment: usize,
+    rotated: &[f32],
+    shape: &BlockShape,
+    plan: &KeyBlocks,
+    blocks: &[f32],
+    output: &mut [f32],
+    log_sum_exp: &mut [f32],
+) {
+    let (heads, documents) = (shape.heads, key_blocks::documents(plan));
+    let brought = key_blocks::bring(blocks, shape, &documents, |head| HeadKeyValues {
+        keys: head.panels(Part::Keys),
+        values: head.rows(Part::Values),
+    });
+    let mut pieces = Vec::new();
+    let mut operations = 0;
+    for (document, brought) in documents.iter().zip(brought.chunks_exact(shape.range.len())) {
+        let step = positions_per_piece(document.keys.min(segment), heads.group());
+        for slice in &document.slices {
+            operations += slice.length * (slice.first + slice.length) * shape.range.len() * heads.group() * heads.head_dim / 4;
+            for (head, keys) in shape.range.clone().zip(brought) {
+                push_pieces(&mut pieces, step, slice.length, |first, count| Piece {
+                    keys,
+                    head,
+                    row: slice.row + first,
+                    position: slice.first + first,
+                    count,
+                });
             }
         }
     }
+    attend_all(set, segment, rotated, heads, plan.rows(), &pieces, operations, output, Some(log_sum_exp));
+}
+
+fn push_pieces<'a>(pieces: &mut Vec<Piece<'a>>, step: usize, length: usize, piece: impl Fn(usize, usize) -> Piece<'a>) {
+    pieces.extend((0..length).step_by(step).map(|first| piece(first, step.min(length - first))));
+}
+
+#[allow(clippy::too_many_arguments)]
+fn attend_all(
+    set: InstructionSet,
+    segment: usize,
+    rotated: &[f32],
+    heads: Heads,
+    rows: usize,
+    pieces: &[Piece<'_>],
+    operations: usize,
+    output: &mut [f32],
+    log_sum_exp: Option<&mut [f32]>,
+) {
+    let long_enough = rotated.len() >= rows * heads.projected_width()
+        && output.len() >= rows * heads.query_width()
+        && log_sum_exp.as_ref().is_none_or(|log_sum_exp| log_sum_exp.len() >= rows * heads.query_heads);
+    assert!(long_enough, "a buffer is too short for {rows} rows");
     let output = Shared::new(output);
     let log_sum_exp = log_sum_exp.map(Shared::new);
-    for_each(pieces.len(), operations, |index| {
-        let piece = pieces[index];
-        attend(set, segment, rotated, heads, spans[piece.span], caches[piece.span], piece, output, log_sum_exp);
-    });
+    for_each(pieces.len(), operations, |index| attend(set, segment, rotated, heads, pieces[index], output, log_sum_exp));
 }
 
 fn append_all(rotated: &[f32], heads: Heads, spans: &[Span], caches: &mut [&mut KeyValues]) {
@@ -141,24 +202,10 @@ vectorised! {
         (largest, fold_lanes(lanes))
     }
 
-    /// `P = exp(score - log_sum_exp)` and `dS = P (dP - correction)`, in place of scores and dP; 0 beyond `visible`.
-    fn score_gradient(scores: &mut [f32], dscores: &mut [f32], visible: usize, log_sum_exp: f32, correction: f32) {
-        for (score, dscore) in scores.iter_mut().zip(dscores.iter_mut()).take(visible) {
-            *score = exp(*score - log_sum_exp);
-            *dscore = *score * (*dscore - correction);
-        }
-        scores[visible..].fill(0.0);
-        dscores[visible..].fill(0.0);
-    }
-
-    fn scaled_copy(from: &[f32], factor: f32, to: &mut [f32]) {
+    pub fn scaled_copy(from: &[f32], factor: f32, to: &mut [f32]) {
         for (to, &from) in to.iter_mut().zip(from) {
             *to = from * factor;
         }
-    }
-
-    fn row_dot(a: &[f32], b: &[f32]) -> f32 {
-        dot(a, b)
     }
 }
 
@@ -168,19 +215,16 @@ fn attend(
     segment: usize,
     rotated: &[f32],
     heads: Heads,
-    span: Span,
-    cache: &KeyValues,
-    piece: Piece,
+    piece: Piece<'_>,
     output: Shared,
     log_sum_exp: Option<Shared>,
 ) {
     let (dim, group, width) = (heads.head_dim, heads.group(), heads.projected_width());
     let padded = dim.next_multiple_of(PANEL);
     let rows = piece.count * group;
-    let first_position = cache.length - span.length + piece.first;
+    let (first_position, head) = (piece.position, piece.keys);
     let visible_to_last = first_position + piece.count;
     let keys_padded = visible_to_last.min(segment).next_multiple_of(PANEL);
-    let head = &cache.heads[piece.head];
     let scale = 1.0 / (dim as f32).sqrt();
     with_scratch(rows * (dim + keys_padded + 2 * padded + 4), |scratch| {
         let (queries, scratch) = scratch.split_at_mut(rows * dim);
@@ -191,7 +235,7 @@ fn attend(
         let (sums, scratch) = scratch.split_at_mut(rows);
         let (segment_maxima, segment_sums) = scratch.split_at_mut(rows);
         for position in 0..piece.count {
-            let start = (span.start + piece.first + position) * width + piece.head * group * dim;
+            let start = (piece.row + position) * width + piece.head * group * dim;
             scaled_copy(&rotated[start..start + group * dim], scale, &mut queries[position * group * dim..][..group * dim]);
         }
         for start in (0..visible_to_last).step_by(segment) {
@@ -210,7 +254,7 @@ fn attend(
                 c_row: keys_padded,
                 mode: Mode::Store,
             };
-            // SAFETY: the cache holds every panel up to `visible_to_last`, and a segment is a whole number of panels.
+            // SAFETY: `keys` holds every panel up to `visible_to_last`, and a segment is a whole number of panels.
             unsafe { multiply(set, &products) };
             for row in 0..rows {
                 let visible = (first_position + row / group + 1).saturating_sub(start).min(keys);
@@ -236,7 +280,7 @@ fn attend(
                 c_row: padded,
                 mode: Mode::Store,
             };
-            // SAFETY: the cache holds `keys` values from `start`, each padded to whole panels.
+            // SAFETY: the head holds `keys` values from `start`, each padded to whole panels.
             unsafe { multiply(set, &weighted) };
             for row in 0..rows {
                 let (largest, sum) = (segment_maxima[row], segment_sums[row]);
@@ -254,7 +298,7 @@ fn attend(
             }
         }
         for row in 0..rows {
-            let token = span.start + piece.first + row / group;
+            let token = piece.row + row / group;
             let query_head = piece.head * group + row % group;
             // SAFETY: this (token, query head) belongs to this piece alone; rows lie inside output by the caller's assertion.
             let target = unsafe { output.slice(token * heads.query_width() + query_head * dim, dim) };
@@ -263,168 +307,6 @@ fn attend(
                 // SAFETY: as above, one element per (token, query head).
                 unsafe { log_sum_exp.slice(token * heads.query_heads + query_head, 1)[0] = maxima[row] + sums[row].ln() };
             }
-        }
-    });
-}
-
-/// Backward over whole sequences: one piece per (sequence, key/value head), which alone sums its keys' gradients, queries ascending.
-#[allow(clippy::too_many_arguments)]
-pub fn backward(
-    set: InstructionSet,
-    doutput: &[f32],
-    rotated: &[f32],
-    output: &[f32],
-    log_sum_exp: &[f32],
-    heads: Heads,
-    spans: &[Span],
-    drotated: &mut [f32],
-) {
-    let rows: usize = spans.iter().map(|span| span.length).sum();
-    assert!(drotated.len() >= rows * heads.projected_width(), "a buffer is too short for {rows} rows");
-    let operations = spans.iter().map(|span| span.length * span.length * heads.query_width()).sum();
-    let shared = Shared::new(drotated);
-    for_each(spans.len() * heads.key_value_heads, operations, |index| {
-        let (span, head) = (spans[index / heads.key_value_heads], index % heads.key_value_heads);
-        backward_head(set, doutput, rotated, output, log_sum_exp, heads, span, head, shared);
-    });
-}
-
-#[allow(clippy::too_many_arguments)]
-fn backward_head(
-    set: InstructionSet,
-    doutput: &[f32],
-    rotated: &[f32],
-    output: &[f32],
-    log_sum_exp: &[f32],
-    heads: Heads,
-    span: Span,
-    head: usize,
-    drotated: Shared,
-) {
-    let (dim, group, width, query_width) = (heads.head_dim, heads.group(), heads.projected_width(), heads.query_width());
-    let padded = dim.next_multiple_of(PANEL);
-    let keys = span.length;
-    let keys_padded = keys.next_multiple_of(PANEL);
-    let step = positions_per_piece(keys, group);
-    let most_rows = step * group;
-    let (query_column, key_column) = (head * group * dim, query_width + head * dim);
-    let value_column = key_column + heads.key_value_width();
-    let scale = 1.0 / (dim as f32).sqrt();
-    with_scratch(keys_padded * (2 * dim + 3 * padded) + most_rows * (3 * padded + 2 * keys_padded), |scratch| {
-        let (key_panels, scratch) = scratch.split_at_mut(keys_padded * dim); // [panels, dim, 16]
-        let (value_panels, scratch) = scratch.split_at_mut(keys_padded * dim); // [panels, dim, 16]
-        let (key_rows, scratch) = scratch.split_at_mut(keys_padded * padded); // [keys, padded]
-        let (dkeys, scratch) = scratch.split_at_mut(keys_padded * padded); // [keys, padded]
-        let (dvalues, scratch) = scratch.split_at_mut(keys_padded * padded); // [keys, padded]
-        let (queries, scratch) = scratch.split_at_mut(most_rows * padded); // [rows, padded], scaled
-        let (doutputs, scratch) = scratch.split_at_mut(most_rows * padded); // [rows, padded]
-        let (dqueries, scratch) = scratch.split_at_mut(most_rows * padded); // [rows, padded]
-        let (scores, dscores) = scratch.split_at_mut(most_rows * keys_padded); // [rows, keys_padded] each
-        for buffer in
-            [&mut *key_panels, &mut *value_panels, &mut *key_rows, &mut *dkeys, &mut *dvalues, &mut *queries, &mut *doutputs]
-        {
-            buffer.fill(0.0);
-        }
-        for key in 0..keys {
-            let row = &rotated[(span.start + key) * width..(span.start + key + 1) * width];
-            key_rows[key * padded..key * padded + dim].copy_from_slice(&row[key_column..key_column + dim]);
-            let panel = key / PANEL * PANEL * dim + key % PANEL;
-            for k in 0..dim {
-                key_panels[panel + k * PANEL] = row[key_column + k];
-                value_panels[panel + k * PANEL] = row[value_column + k];
-            }
-        }
-        for first in (0..keys).step_by(step) {
-            let count = step.min(keys - first);
-            let rows = count * group;
-            let visible = first + count; // keys that the last of these positions sees
-            for row in 0..rows {
-                let (token, column) = (span.start + first + row / group, query_column + row % group * dim);
-                scaled_copy(&rotated[token * width + column..][..dim], scale, &mut queries[row * padded..][..dim]);
-                doutputs[row * padded..row * padded + dim].copy_from_slice(&doutput[token * query_width + column..][..dim]);
-            }
-            let against_panels = |left: &[f32], panels: &[f32], result: &mut [f32]| {
-                let block = Block {
-                    rows,
-                    columns: visible.next_multiple_of(PANEL),
-                    depth: dim,
-                    a: left.as_ptr(),
-                    a_row: padded,
-                    a_step: 1,
-                    b: panels.as_ptr(),
-                    b_panel: PANEL * dim,
-                    b_step: PANEL,
-                    c: result.as_mut_ptr(),
-                    c_row: keys_padded,
-                    mode: Mode::Store,
-                };
-                // SAFETY: `rows <= most_rows` rows and `visible <= keys` columns, inside the scratch parts sized above.
-                unsafe { multiply(set, &block) };
-            };
-            against_panels(queries, key_panels, scores);
-            against_panels(doutputs, value_panels, dscores);
-            let live = visible.next_multiple_of(PANEL);
-            for row in 0..rows {
-                let token = span.start + first + row / group;
-                let query_head = head * group + row % group;
-                let columns = token * query_width + query_head * dim..token * query_width + (query_head + 1) * dim;
-                let correction = row_dot(&doutput[columns.clone()], &output[columns]);
-                let range = row * keys_padded..row * keys_padded + live;
-                score_gradient(
-                    &mut scores[range.clone()],
-                    &mut dscores[range],
-                    first + row / group + 1,
-                    log_sum_exp[token * heads.query_heads + query_head],
-                    correction,
-                );
-            }
-            let to_queries = Block {
-                rows,
-                columns: padded,
-                depth: visible,
-                a: dscores.as_ptr(),
-                a_row: keys_padded,
-                a_step: 1,
-                b: key_rows.as_ptr(),
-                b_panel: PANEL,
-                b_step: padded,
-                c: dqueries.as_mut_ptr(),
-                c_row: padded,
-                mode: Mode::Store,
-            };
-            // SAFETY: inside the scratch parts sized above.
-            unsafe { multiply(set, &to_queries) };
-            for (weights, vectors, sums) in [(&*dscores, &*queries, &mut *dkeys), (&*scores, &*doutputs, &mut *dvalues)] {
-                let to_keys = Block {
-                    rows: visible,
-                    columns: padded,
-                    depth: rows,
-                    a: weights.as_ptr(),
-                    a_row: 1,
-                    a_step: keys_padded,
-                    b: vectors.as_ptr(),
-                    b_panel: PANEL,
-                    b_step: padded,
-                    c: sums.as_mut_ptr(),
-                    c_row: padded,
-                    mode: Mode::Continue,
-                };
-                // SAFETY: inside the scratch parts sized above.
-                unsafe { multiply(set, &to_keys) };
-            }
-            for row in 0..rows {
-                let (token, column) = (span.start + first + row / group, query_column + row % group * dim);
-                // SAFETY: these query columns of this sequence belong to this piece alone.
-                let target = unsafe { drotated.slice(token * width + column, dim) };
-                scaled_copy(&dqueries[row * padded..row * padded + dim], scale, target);
-            }
-        }
-        for key in 0..keys {
-            let start = (span.start + key) * width;
-            // SAFETY: these key and value columns of this sequence belong to this piece alone.
-            let (dkey, dvalue) = unsafe { (drotated.slice(start + key_column, dim), drotated.slice(start + value_column, dim)) };
-            dkey.copy_from_slice(&dkeys[key * padded..key * padded + dim]);
-            dvalue.copy_from_slice(&dvalues[key * padded..key * padded + dim]);
         }
     });
 }

@@ -1,12 +1,14 @@
 //! The operations on the CPU, in f32: rows or columns in parallel, never the depth of a sum.
 //!
 //! `kernel` and `gemm` are the matrix products, `rows` what each token does by itself, `attention` and `head` the two
-//! operations with a softmax, `optimizer` AdamW. `simd` chooses instructions, `parallel` shares work.
+//! operations with a softmax, `key_blocks` where the keys and values of training passes lie, `optimizer` AdamW. `simd` chooses instructions, `parallel` shares work.
 
 mod attention;
+mod attention_backward;
 pub mod gemm;
 mod head;
 pub mod kernel;
+mod key_blocks;
 mod optimizer;
 mod parallel;
 mod rows;
@@ -21,6 +23,7 @@ use super::ops::{
 pub use attention::KeyValues;
 use gemm::PackedWeights;
 use kernel::PANEL;
+use key_blocks::BlockShape;
 use rows::RotationSlices;
 use simd::InstructionSet;
 
@@ -102,11 +105,17 @@ impl Device for CpuDevice {
     fn clear(&self, buffer: &mut Vec<f32>, length: usize) {
         buffer[..length].fill(0.0);
     }
+    fn copy_part(&self, from: &Vec<f32>, from_offset: usize, to: &mut Vec<f32>, to_offset: usize, length: usize) {
+        to[to_offset..to_offset + length].copy_from_slice(&from[from_offset..from_offset + length]);
+    }
     fn copy(&self, from: &Vec<f32>, to: &mut Vec<f32>, length: usize) {
         to[..length].copy_from_slice(&from[..length]);
     }
     fn scale(&self, buffer: &mut Vec<f32>, factor: f32) {
         buffer.iter_mut().for_each(|value| *value *= factor);
+    }
+    fn accumulate(&self, from: &Vec<f32>, to: &mut Vec<f32>, length: usize) {
+        to[..length].iter_mut().zip(&from[..length]).for_each(|(sum, &value)| *sum += value);
     }
     fn gather_rows(&self, from: &Vec<f32>, rows: &[usize], width: usize, to: &mut Vec<f32>) {
         for (target, &row) in to.chunks_exact_mut(width).zip(rows) {
@@ -128,6 +137,17 @@ impl Device for CpuDevice {
     fn packed_bytes(&self, packed: &PackedWeights) -> usize {
         packed.bytes()
     }
+    fn receivable(&self, outputs: usize, inputs: usize, room: usize) -> (Vec<f32>, PackedWeights) {
+        let values = vec![0.0; room];
+        let packed = PackedWeights::pack(&values[..outputs * inputs], outputs, inputs);
+        (values, packed)
+    }
+    fn arrival<'a>(&self, values: &'a mut Vec<f32>, _packed: &'a mut PackedWeights) -> &'a mut Vec<f32> {
+        values
+    }
+    fn arrived(&self, values: &Vec<f32>, packed: &mut PackedWeights) {
+        packed.repack(&values[..packed.outputs * packed.inputs]);
+    }
     fn linear(&self, x: &Vec<f32>, weights: LinearWeights<'_, Self>, y: &mut Vec<f32>, rows: usize) {
         gemm::forward(self.set, x, weights.packed, y, rows);
     }
@@ -138,51 +158,6 @@ impl Device for CpuDevice {
         gemm::weight_gradient(self.set, dy, x, dw, (rows, outputs, inputs));
     }
 
-    fn accumulate(&self, _: &Vec<f32>, _: &mut Vec<f32>, _: usize) {
-        todo!()
-    }
-    fn receivable(&self, _: usize, _: usize, _: usize) -> (Vec<f32>, Self::Packed) {
-        todo!()
-    }
-    fn arrival<'a>(&self, _: &'a mut Vec<f32>, _: &'a mut Self::Packed) -> &'a mut Vec<f32> {
-        todo!()
-    }
-    fn arrived(&self, _: &Vec<f32>, _: &mut Self::Packed) {
-        todo!()
-    }
-    fn write_key_blocks(&self, _: &Vec<f32>, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut Vec<f32>) {
-        todo!()
-    }
-    fn block_attention(
-        &self,
-        _: &Vec<f32>,
-        _: Heads,
-        _: Range<usize>,
-        _: &KeyBlocks,
-        _: &Vec<f32>,
-        _: &mut Vec<f32>,
-        _: &mut Vec<f32>,
-    ) {
-        todo!()
-    }
-    fn block_attention_backward(
-        &self,
-        _: &Vec<f32>,
-        _: &Vec<f32>,
-        _: &Vec<f32>,
-        _: &Vec<f32>,
-        _: Heads,
-        _: Range<usize>,
-        _: &KeyBlocks,
-        _: &Vec<f32>,
-        _: &mut Vec<f32>,
-        _: &mut Vec<f32>,
-    ) {
-        todo!()
-    }
-    fn read_key_block_gradients(&self, _: &Vec<f32>, _: Heads, _: Range<usize>, _: &KeyBlocks, _: &mut Vec<f32>) {
-        todo!()
-    }
     fn embed(&self, table: &Vec<f32>, _: Option<&Self::Packed>, ids: &[u32], width: usize, x: &mut Vec<f32>) {
         rows::embed(table, ids, width, x);
     }
@@ -252,17 +227,47 @@ impl Device for CpuDevice {
         let log_sum_exp = log_sum_exp.map(Vec::as_mut_slice);
         attention::forward(self.set, self.segment, rotated, heads, spans, caches, output, log_sum_exp);
     }
-    fn attention_backward(
+    fn write_key_blocks(&self, rotated: &Vec<f32>, heads: Heads, range: Range<usize>, plan: &KeyBlocks, blocks: &mut Vec<f32>) {
+        key_blocks::write(rotated, &BlockShape { heads, range }, plan, blocks);
+    }
+    fn block_attention(
+        &self,
+        rotated: &Vec<f32>,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        blocks: &Vec<f32>,
+        output: &mut Vec<f32>,
+        log_sum_exp: &mut Vec<f32>,
+    ) {
+        let shape = BlockShape { heads, range };
+        attention::forward_blocks(self.set, self.segment, rotated, &shape, plan, blocks, output, log_sum_exp);
+    }
+    fn block_attention_backward(
         &self,
         doutput: &Vec<f32>,
         rotated: &Vec<f32>,
         output: &Vec<f32>,
         log_sum_exp: &Vec<f32>,
         heads: Heads,
-        spans: &[Span],
+        range: Range<usize>,
+        plan: &KeyBlocks,
+        blocks: &Vec<f32>,
+        drotated: &mut Vec<f32>,
+        dblocks: &mut Vec<f32>,
+    ) {
+        let inputs = attention_backward::Inputs { doutput, rotated, output, log_sum_exp };
+        attention_backward::backward(self.set, inputs, &BlockShape { heads, range }, plan, blocks, drotated, dblocks);
+    }
+    fn read_key_block_gradients(
+        &self,
+        dblocks: &Vec<f32>,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &KeyBlocks,
         drotated: &mut Vec<f32>,
     ) {
-        attention::backward(self.set, doutput, rotated, output, log_sum_exp, heads, spans, drotated);
+        key_blocks::read_gradients(dblocks, &BlockShape { heads, range }, plan, drotated);
     }
 
     fn swiglu(&self, gate_up: &Vec<f32>, rows: usize, width: usize, y: &mut Vec<f32>) {

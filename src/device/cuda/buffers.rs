@@ -118,8 +118,11 @@ impl CudaDevice {
         unsafe { self.gpu().clear(buffer.holding(buffer.precision, length), bytes) };
     }
 
-    pub(super) fn copy_buffer(&self, from: &Buffer, to: &mut Buffer, length: usize) {
-        let (source, target) = (from.holding(from.precision, length), to.holding(to.precision, length));
+    /// Offsets of a copy that changes the precision are multiples of what its kernel loads at once.
+    pub(super) fn copy_buffer(&self, from: &Buffer, from_offset: usize, to: &mut Buffer, to_offset: usize, length: usize) {
+        let inside = |buffer: &Buffer, offset: usize| offset + length <= buffer.length;
+        assert!(inside(from, from_offset) && inside(to, to_offset), "{length} numbers beyond the end of a buffer");
+        let (source, target) = (from.at(from_offset), to.at(to_offset));
         match (from.precision, to.precision) {
             (Precision::F32, Precision::Bf16) => self.cast_to_bf16(source, target, length),
             (Precision::Bf16, Precision::F32) => {

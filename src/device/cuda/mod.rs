@@ -343,8 +343,11 @@ impl Device for CudaDevice {
     fn clear(&self, buffer: &mut Buffer, length: usize) {
         self.clear_buffer(buffer, length);
     }
+    fn copy_part(&self, from: &Buffer, from_offset: usize, to: &mut Buffer, to_offset: usize, length: usize) {
+        self.copy_buffer(from, from_offset, to, to_offset, length);
+    }
     fn copy(&self, from: &Buffer, to: &mut Buffer, length: usize) {
-        self.copy_buffer(from, to, length);
+        self.copy_buffer(from, 0, to, 0, length);
     }
     fn scale(&self, buffer: &mut Buffer, factor: f32) {
         self.scale_buffer(buffer, factor);
