@@ -69,6 +69,9 @@ pub(super) struct Wait {
     pub(super) since: Instant,
 }
 
+/// Runs once, when the world stops.
+pub type Told = Box<dyn FnOnce(&CollectiveError) + Send>;
+
 /// Shared by all threads that speak for a rank; of a world of threads, by all ranks.
 pub(super) struct Health {
     /// By rank in the world.
@@ -83,12 +86,15 @@ struct State {
     waits: Vec<Vec<(u64, Wait)>>,
     next: u64,
     left: Vec<bool>,
+    /// To be told of the verdict; none after it.
+    to_tell: Vec<Told>,
 }
 
 impl Health {
     pub(super) fn new(hosts: Vec<String>) -> Arc<Health> {
         let ranks = hosts.len();
-        let state = State { verdict: None, waits: vec![Vec::new(); ranks], next: 0, left: vec![false; ranks] };
+        let state =
+            State { verdict: None, waits: vec![Vec::new(); ranks], next: 0, left: vec![false; ranks], to_tell: Vec::new() };
         Arc::new(Health { hosts, state: Mutex::new(state), changed: Condvar::new() })
     }
 
@@ -107,9 +113,25 @@ impl Health {
 
     /// Stops the world. The first verdict stays; the one that holds is returned.
     pub(super) fn fail(&self, error: CollectiveError) -> CollectiveError {
-        let verdict = self.lock().verdict.get_or_insert(error).clone();
+        let mut state = self.lock();
+        let verdict = state.verdict.get_or_insert(error).clone();
+        let to_tell = std::mem::take(&mut state.to_tell);
+        drop(state);
         self.changed.notify_all();
+        to_tell.into_iter().for_each(|told| told(&verdict));
         verdict
+    }
+
+    /// Runs `told` when the world stops, at once if it already has; never while this is locked.
+    pub(super) fn on_failure(&self, told: Told) {
+        let mut state = self.lock();
+        match state.verdict.clone() {
+            None => state.to_tell.push(told),
+            Some(verdict) => {
+                drop(state);
+                told(&verdict);
+            }
+        }
     }
 
     /// Waits for a verdict, at most so long.
@@ -244,6 +266,22 @@ mod tests {
         assert_eq!(health.fail(health.error(0, Failure::Aborted, "disk full")), first);
         assert_eq!(health.check(), Err(first.clone()));
         assert_eq!(first.to_string(), "rank 1 (host b) is gone: its connection closed");
+    }
+
+    #[test]
+    fn each_is_told_of_the_verdict_once() {
+        let health = Health::new(vec!["a".into(), "b".into()]);
+        let (sender, told) = std::sync::mpsc::channel();
+        let tell = |name: &'static str| {
+            let sender = sender.clone();
+            Box::new(move |error: &CollectiveError| sender.send((name, error.rank)).expect("a receiver"))
+        };
+        health.on_failure(tell("before"));
+        assert_eq!(told.try_iter().count(), 0);
+        health.fail(health.error(1, Failure::Gone, "its connection closed"));
+        health.fail(health.error(0, Failure::Aborted, "disk full"));
+        health.on_failure(tell("after"));
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), [("before", 1), ("after", 1)]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::element::{from_bytes, to_bytes};
-use super::health::Health;
+use super::health::{Health, Told};
 use super::traffic::Recorder;
 use super::{CollectiveError, Collectives, Element, Failure, Number, Operation, Reduction, Traffic, split_evenly};
 
@@ -68,10 +68,16 @@ pub trait Transport: Send + Sync + Sized {
     fn stop(&self, error: CollectiveError);
 }
 
-/// Collectives over slices in memory.
+/// Collectives over slices in memory. Clones are the same place in the group and count together.
 pub struct HostCollectives<T: Transport> {
     group: Arc<Group<T>>,
     recorder: Recorder,
+}
+
+impl<T: Transport> Clone for HostCollectives<T> {
+    fn clone(&self) -> HostCollectives<T> {
+        HostCollectives { group: self.group.clone(), recorder: self.recorder.clone() }
+    }
 }
 
 struct Group<T> {
@@ -95,6 +101,16 @@ impl<T: Transport> HostCollectives<T> {
     pub fn hosts(&self) -> Vec<String> {
         let transport = &self.group.transport;
         transport.ranks().iter().map(|&rank| transport.health().hosts()[rank].clone()).collect()
+    }
+
+    /// An error that blames a rank of this group.
+    pub(crate) fn error(&self, rank: usize, failure: Failure, reason: String) -> CollectiveError {
+        self.group.transport.health().error(self.rank_in_world(rank), failure, reason)
+    }
+
+    /// Runs `told` once, when the world stops: at once if it already has. The thread that learns of it runs it.
+    pub fn on_failure(&self, told: Told) {
+        self.group.transport.health().on_failure(told);
     }
 
     /// Runs one call alone in its group and counts it.
@@ -314,8 +330,11 @@ impl<X: Transport> Collectives for HostCollectives<X> {
         let beside = HostCollectives { group: self.group.clone(), recorder: self.recorder.beside() };
         let (communicated, result, computed) = std::thread::scope(|scope| {
             let communication = scope.spawn(|| communicate(&beside));
+            // If the computation panics, the others that this communication waits for must hear of it.
+            let stop = StopIfPanicking(self);
             let result = compute();
             let computed = Instant::now();
+            drop(stop);
             (communication.join(), result, computed)
         });
         beside.recorder.settle(computed);
@@ -327,6 +346,17 @@ impl<X: Transport> Collectives for HostCollectives<X> {
 
     fn traffic(&self) -> Traffic {
         self.recorder.traffic()
+    }
+}
+
+/// Stops the world when it is dropped by a panic.
+struct StopIfPanicking<'a, T: Transport>(&'a HostCollectives<T>);
+
+impl<T: Transport> Drop for StopIfPanicking<'_, T> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.abort("its thread panicked");
+        }
     }
 }
 

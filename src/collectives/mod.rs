@@ -45,7 +45,7 @@ mod traffic;
 
 pub use element::{Element, Number};
 pub use error::{CollectiveError, Failure};
-pub use health::Liveness;
+pub use health::{Liveness, Told};
 pub use host::{HostCollectives, Transport};
 pub use local::{LocalCollectives, local_world};
 pub use rendezvous::{PROTOCOL, Rendezvous, RendezvousError, host_name, join};

@@ -246,6 +246,8 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn zeros(&self, role: Role, length: usize) -> Self::Buffer;
     fn upload(&self, role: Role, values: &[f32]) -> Self::Buffer;
     fn length(&self, buffer: &Self::Buffer) -> usize;
+    /// Bytes of one number of the buffer: 4 where it is f32, 2 where it is bf16.
+    fn number_bytes(&self, buffer: &Self::Buffer) -> usize;
     /// `buffer[offset..offset + values.len()] = values`
     fn write(&self, buffer: &mut Self::Buffer, offset: usize, values: &[f32]);
     /// A copy of `buffer[offset..offset + length]`.

@@ -142,6 +142,9 @@ impl<D: Device> Device for Traced<D> {
     fn length(&self, buffer: &D::Buffer) -> usize {
         self.device.length(buffer)
     }
+    fn number_bytes(&self, buffer: &D::Buffer) -> usize {
+        self.device.number_bytes(buffer)
+    }
     fn write(&self, buffer: &mut D::Buffer, offset: usize, values: &[f32]) {
         self.run("write", &[values.len()], |device| device.write(buffer, offset, values));
     }

@@ -6,11 +6,14 @@
 
 mod context;
 mod estimate;
+mod host_links;
 mod layouts;
 mod links;
 mod memory;
 mod mesh;
+mod ranks;
 mod sharding;
+mod world;
 
 pub use context::{BatchShard, CHUNK_TOKENS, ContextPlan, Slice, pairs_per_token};
 pub use estimate::{
@@ -21,4 +24,6 @@ pub use layouts::{Candidate, Objection, candidates};
 pub use links::Links;
 pub use memory::RankMemory;
 pub use mesh::{Coordinates, Mesh, MeshError, Placement};
+pub use ranks::Ranks;
 pub use sharding::{Collective, Group, SCALARS, ShardedSizes, Stage, TensorShards, Transfer, Work, micro_batch_schedule};
+pub use world::World;

@@ -90,6 +90,9 @@ impl Device for CpuDevice {
     fn length(&self, buffer: &Vec<f32>) -> usize {
         buffer.len()
     }
+    fn number_bytes(&self, _buffer: &Vec<f32>) -> usize {
+        size_of::<f32>()
+    }
     fn write(&self, buffer: &mut Vec<f32>, offset: usize, values: &[f32]) {
         buffer[offset..offset + values.len()].copy_from_slice(values);
     }

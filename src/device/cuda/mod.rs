@@ -319,6 +319,9 @@ impl Device for CudaDevice {
     fn length(&self, buffer: &Buffer) -> usize {
         buffer.length()
     }
+    fn number_bytes(&self, buffer: &Buffer) -> usize {
+        buffer.precision().bytes()
+    }
     fn write(&self, buffer: &mut Buffer, offset: usize, values: &[f32]) {
         self.write_buffer(buffer, offset, values);
     }
