@@ -121,12 +121,11 @@ impl Links<CudaDevice> for NcclLinks {
         watched.verdict.check()?;
         watched.communicator.follow();
         let beside = Beside { watched, waiting: Mutex::default() };
-        // Dropped also if a closure panics: buffers are given back only in an order that the device keeps.
         let led = Led(watched);
         communicate(&beside)?;
         beside.flush()?;
         compute();
-        drop(led);
+        led.close();
         watched.verdict.check()
     }
 
@@ -152,16 +151,25 @@ impl Drop for NcclLinks {
     }
 }
 
-/// Makes the device's stream wait for the communicator's, and closes the time of the computation.
+/// Makes the device's stream wait for the communicator's, also if a closure fails or panics: buffers are given back in the order of
+/// the device's stream, which then is behind whatever still uses them.
 struct Led<'a>(&'a Watched);
 
-impl Drop for Led<'_> {
-    fn drop(&mut self) {
+impl Led<'_> {
+    /// Notes that the computation has ended here.
+    fn close(self) {
         let computed = Arc::new(self.0.communicator.moment_of_device());
-        self.0.communicator.lead();
         for group in &mut self.0.progress().groups {
             group.computed.get_or_insert_with(|| computed.clone());
         }
+        self.0.communicator.lead();
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Led<'_> {
+    fn drop(&mut self) {
+        self.0.communicator.lead_if_possible();
     }
 }
 

@@ -57,7 +57,7 @@ impl Gpu {
     }
 
     /// The result of a call that only a broken device, or a mistake of ours, can make fail.
-    fn expect<T>(&self, what: &str, result: Result<T, CudaError>) -> T {
+    pub fn expect<T>(&self, what: &str, result: Result<T, CudaError>) -> T {
         result.unwrap_or_else(|error| self.fail(what, error))
     }
 
@@ -95,10 +95,9 @@ impl Gpu {
     }
 
     /// What is asked of stream `then` from now on begins when everything asked of stream `first` so far is done.
-    pub fn order(&self, first: &CudaStream, then: &CudaStream) {
-        let untimed = Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        let ordered = self.bound().and_then(|()| then.wait(&first.record_event(untimed)?));
-        self.expect("ordering two streams", ordered);
+    pub fn order(&self, first: &CudaStream, then: &CudaStream) -> Result<(), CudaError> {
+        self.bound()?;
+        then.wait(&first.record_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))?)
     }
 
     // ---- time ----

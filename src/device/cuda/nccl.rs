@@ -215,12 +215,17 @@ impl Communicator {
 
     /// What is asked of this communicator from now on begins when everything asked of the device so far is done.
     pub fn follow(&self) {
-        self.gpu.order(self.gpu.stream(), &self.stream);
+        self.gpu.expect("ordering a communicator after the device", self.gpu.order(self.gpu.stream(), &self.stream));
     }
 
     /// What is asked of the device from now on begins when everything asked of this communicator so far is done.
     pub fn lead(&self) {
-        self.gpu.order(&self.stream, self.gpu.stream());
+        self.gpu.expect("ordering the device after a communicator", self.gpu.order(&self.stream, self.gpu.stream()));
+    }
+
+    /// The same while the run unwinds, when a failure of the device is nothing new.
+    pub fn lead_if_possible(&self) {
+        let _ = self.gpu.order(&self.stream, self.gpu.stream());
     }
 
     /// A moment of this communicator.
