@@ -282,8 +282,7 @@ impl Watched {
             SharedCall::AllGather => Operation::AllGather,
             SharedCall::ReduceScatter => Operation::ReduceScatter,
         };
-        let calls: Vec<_> =
-            requests.iter().map(|request| (operation(request.call), request.bytes(ranks) as u64)).collect();
+        let calls: Vec<_> = requests.iter().map(|request| (operation(request.call), request.bytes(ranks) as u64)).collect();
         for &(operation, bytes) in &calls {
             self.recorder.add(operation, Count { calls: 1, bytes, ..Count::default() });
         }
@@ -404,7 +403,11 @@ fn judged(reports: &[Report], stall: Duration) -> Option<(usize, Failure, String
     let left = (0..reports.len()).find(|&rank| reports[rank].leaves && reports[rank].asked < wanted);
     if let Some(left) = left {
         let made = reports[left].asked;
-        return Some((left, Failure::Gone, format!("it has left after {made} groups of calls, and rank {ahead} waits for {wanted}")));
+        return Some((
+            left,
+            Failure::Gone,
+            format!("it has left after {made} groups of calls, and rank {ahead} waits for {wanted}"),
+        ));
     }
     let waited = reports[ahead].waiting_seconds;
     if waited < stall.as_secs_f64() {

@@ -157,11 +157,7 @@ fn until_it_stops(device: &CudaDevice, links: &NcclLinks) -> CollectiveError {
 }
 
 /// The error of every rank but `lost`, which does as it likes with its own links.
-fn survivors_of(
-    lost: usize,
-    stall_seconds: f64,
-    end: impl Fn(&Ranks, NcclLinks, &CudaDevice) + Sync,
-) -> Vec<CollectiveError> {
+fn survivors_of(lost: usize, stall_seconds: f64, end: impl Fn(&Ranks, NcclLinks, &CudaDevice) + Sync) -> Vec<CollectiveError> {
     let Some(emulated) = Emulated::take() else { return Vec::new() };
     emulated.configure(&settings(0));
     let errors = on_ranks(0, 3, |device, ranks| {
@@ -233,9 +229,9 @@ fn a_rank_that_never_comes_holds_up_nobody_for_ever() {
         }
         NcclLinks::new(device, group, NEVER).err()
     });
-    assert_eq!(errors.into_iter().flatten().map(|error| (error.rank, error.reason)).collect::<Vec<_>>(), [(
-        1,
-        "no NCCL on this machine".to_string()
-    )]);
+    assert_eq!(
+        errors.into_iter().flatten().map(|error| (error.rank, error.reason)).collect::<Vec<_>>(),
+        [(1, "no NCCL on this machine".to_string())]
+    );
     emulated.expect_no_findings();
 }

@@ -27,7 +27,8 @@ impl Rank {
         let (from, to) = (from.device_ptr(&self.stream).0, to.device_ptr(&self.stream).0);
         let (kind, stream) = (ncclDataType_t::ncclFloat32, self.stream.cu_stream().cast());
         // SAFETY: buffers, communicator and stream are alive until the stream is done; that lengths differ is a test's point.
-        let _ = unsafe { nccl::all_gather(from as *const _, to as *mut _, count, kind, self.communicators[communicator], stream) };
+        let _ =
+            unsafe { nccl::all_gather(from as *const _, to as *mut _, count, kind, self.communicators[communicator], stream) };
     }
 
     fn end(self) {
@@ -80,7 +81,8 @@ fn ranks_that_disagree_are_found() {
             let (from, to) = buffers(&rank, 8);
             rank.all_gather(0, &from, &to, if faulty && rank.number == 1 { 7 } else { 8 });
             let waited = rank.stream.synchronize();
-            assert_eq!(waited.is_ok(), !faulty, "{waited:?}");
+            // The call that came second was refused, and that rank has nothing to wait for.
+            assert!(faulty || waited.is_ok(), "{waited:?}");
             rank.end();
         });
         match faulty {
@@ -133,12 +135,12 @@ fn a_missing_event_between_streams_is_found() {
     emulated.configure(&lenient());
     for faulty in [true, false] {
         let findings = on_two_ranks(&emulated, 1, |rank| {
+            // SAFETY: the events that cudarc would add by itself are what is tested.
+            unsafe { rank.stream.context().disable_event_tracking() };
             let compute = rank.stream.context().new_stream().expect("a stream");
             // SAFETY: it is written before it is read, but for the fault.
             let mut from = unsafe { compute.alloc::<f32>(8) }.expect("memory");
             let to = rank.stream.clone_htod(&[0.0f32; 16]).expect("memory");
-            // SAFETY: the events that cudarc would add by itself are what is tested.
-            unsafe { rank.stream.context().disable_event_tracking() };
             compute.memset_zeros(&mut from).expect("a computation");
             if !faulty {
                 rank.stream.join(&compute).expect("an event");
