@@ -164,6 +164,7 @@ fn survivors_of(lost: usize, stall_seconds: f64, end: impl Fn(&Ranks, NcclLinks,
         let links = NcclLinks::new(device, ranks.split(0).expect("a group"), stall_seconds).expect("links");
         let mut buffer = device.zeros(Role::Gradients, 3);
         links.all_gather(&mut buffer, 1).expect("nobody is lost yet");
+        ranks.barrier().expect("nobody is lost yet");
         if ranks.rank() == lost {
             end(&ranks, links, device);
             return None;
