@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::launch::{self, LaunchArguments, Told};
 use super::{CliError, OutputArguments, print_json};
+use crate::device::cuda::nccl_version;
 use crate::device::{CpuDevice, CudaDevice, Device};
 use crate::parallel;
 use crate::report::Reporter;
@@ -26,6 +27,8 @@ struct Findings {
     threads: usize,
     memory_bytes: Option<u64>,
     devices: Vec<DeviceFinding>,
+    /// What GPUs exchange tensors through; one GPU needs none.
+    nccl: DeviceFinding,
     sandbox: Vec<TierFinding>,
     /// The quick start can run here.
     ready: bool,
@@ -63,6 +66,7 @@ pub fn run(arguments: &DoctorArguments, output: &OutputArguments) -> Result<(), 
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         memory_bytes: memory_bytes(),
         devices: devices(),
+        nccl: found("nccl", nccl_version().map(|version| format!("NCCL {version}")).map_err(|error| error.to_string())),
         sandbox,
         ready,
     };
@@ -86,13 +90,6 @@ fn show_launch(flags: &LaunchArguments, output: &OutputArguments) -> Result<(), 
 
 /// Every kind of device. Real and emulated GPUs cannot be opened in one process, so the emulated one is looked for, not opened.
 fn devices() -> Vec<DeviceFinding> {
-    let finding = |name, result: Result<String, String>| {
-        let (works, details) = match result {
-            Ok(details) => (true, details),
-            Err(missing) => (false, missing),
-        };
-        DeviceFinding { name, works, details }
-    };
     let (no_kernels, no_emulator) = CudaDevice::missing_from_the_binary();
     let cuda = CudaDevice::open(0).map(|device| device.describe()).map_err(|error| match no_kernels {
         Some(missing) if error.to_string() != missing => format!("{error}; {missing}"),
@@ -100,7 +97,15 @@ fn devices() -> Vec<DeviceFinding> {
     });
     let emulated =
         no_emulator.map_or(Ok("an NVIDIA GPU emulated on this processor".to_owned()), |missing| Err(missing.to_owned()));
-    vec![finding("cpu", Ok(CpuDevice::new().describe())), finding("cuda", cuda), finding("emulated", emulated)]
+    vec![found("cpu", Ok(CpuDevice::new().describe())), found("cuda", cuda), found("emulated", emulated)]
+}
+
+fn found(name: &'static str, result: Result<String, String>) -> DeviceFinding {
+    let (works, details) = match result {
+        Ok(details) => (true, details),
+        Err(missing) => (false, missing),
+    };
+    DeviceFinding { name, works, details }
 }
 
 fn probe(tier: Tier) -> TierFinding {
@@ -132,6 +137,8 @@ fn show(findings: &Findings, output: &OutputArguments) {
         rows.push(row(&format!("device {}", device.name), state.into()));
         rows.push(row("", device.details.clone()));
     }
+    rows.push(row("many GPUs", if findings.nccl.works { "work" } else { "cannot be had" }.into()));
+    rows.push(row("", findings.nccl.details.clone()));
     for finding in &findings.sandbox {
         let state = if finding.works { "works" } else { "cannot be had" };
         rows.push(row(&format!("sandbox tier {}", finding.tier), state.into()));

@@ -2,8 +2,8 @@
 //! weights, gradients and moments in f32.
 //!
 //! From the ground up: `error` says what went wrong; `emulator` loads the emulated GPU; `driver` is one GPU and its stream;
-//! `allocator` its memory by purpose; `embedded` the compiled kernels, `arguments` what they take, `launch` how they start;
-//! `buffers`, `indices` and `pages` are what they work on. Above these lie the operations: `rows`, `gemm` (with `cublaslt` to
+//! `nccl` its end of a communicator; `allocator` its memory by purpose; `embedded` the compiled kernels, `arguments` what they take,
+//! `launch` how they start; `buffers`, `indices` and `pages` are what they work on. Above these lie the operations: `rows`, `gemm` (with `cublaslt` to
 //! measure against), `attention`, `head`, `optimizer`. The kernels themselves are in `cuda/`.
 //!
 //! Nothing here depends on where memory lies or on how many multiprocessors a card has, but for speed: the same inputs give the
@@ -22,6 +22,7 @@ mod gemm;
 mod head;
 mod indices;
 mod launch;
+mod nccl;
 mod optimizer;
 mod pages;
 mod ranges;
@@ -40,6 +41,7 @@ pub use emulator::{EmulatorSettings, Finding, KernelCounters, LineCounters};
 pub use error::{DeviceError, DeviceFailure};
 pub use head::workspace_bytes as head_workspace_bytes;
 pub use launch::LaunchTime;
+pub use nccl::{Communicator, CommunicatorError, Moment, Request, SharedCall, nccl_version, new_communicator_id};
 pub use pages::PagedKeyValues;
 
 use super::choice::GemmLibrary;
