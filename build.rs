@@ -18,7 +18,7 @@ const PLANTED_FAULTS: &str = "tests/kernels/planted.cu";
 /// What the emulated GPU puts in place of NVIDIA's libraries, under the names that programs look for, and its own sources; all
 /// other files of `cuda/emulator` belong to the first.
 const EMULATED_LIBRARIES: &[(&str, &[&str])] =
-    &[("libcuda.so", &[]), ("libnccl.so", &["nccl.cpp"]), ("libcublasLt.so", &["cublaslt.cpp"])];
+    &[("libcuda.so", &[]), ("libnccl.so", &["nccl.cpp", "nccl_operations.cpp"]), ("libcublasLt.so", &["cublaslt.cpp"])];
 
 /// Kernels for the emulated GPU: every access to memory calls the emulator (the sanitizer's hooks), arrays have checked bounds,
 /// nothing merges or vectorises accesses, so that they can be counted as a GPU would make them, and a call at a kernel's end stays a

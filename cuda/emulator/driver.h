@@ -2,8 +2,8 @@
 // cuBLASLt (libraries of their own) put their work into the same streams.
 //
 // Three libraries, compiled as fibers.cpp says and linked with -static-libstdc++ -static-libgcc -Wl,-z,now -Wl,--exclude-libs,ALL:
-//   libcuda.so      all .cpp but the next two; must be loaded first, with RTLD_GLOBAL
-//   libnccl.so      nccl.cpp -lcuda
+//   libcuda.so      all .cpp but the next three; must be loaded first, with RTLD_GLOBAL
+//   libnccl.so      nccl.cpp, nccl_operations.cpp -lcuda
 //   libcublasLt.so  cublaslt.cpp -lcuda
 // Each has its file's name as SONAME: so the loader finds the one in memory when cudarc or a kernel asks for it by name.
 //

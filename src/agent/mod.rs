@@ -6,9 +6,13 @@
 //! attempt.rs   one episode in the making: transcript, counts, what comes after each turn
 //! rollout.rs   many episodes at once: engine <-> workbench <-> sandbox workers
 //! scripted.rs  imperfect demonstrations: the same episodes with a script in place of the model
+//! demonstrations.rs  many of those at once
+//! dealing.rs   which rank runs which attempt
 //! ```
 
 mod attempt;
+mod dealing;
+mod demonstrations;
 mod rollout;
 mod scripted;
 mod tools;
@@ -17,8 +21,10 @@ mod workbench;
 use serde::{Deserialize, Serialize};
 
 pub use attempt::Surroundings;
+pub use dealing::Tally;
+pub use demonstrations::Demonstrations;
 pub use rollout::{Rollout, RolloutError, Work};
-pub use scripted::{demonstrable, demonstrate};
+pub use scripted::demonstrable;
 pub use tools::{Call, parse_call, render_call};
 pub use workbench::{Action, Workbench};
 

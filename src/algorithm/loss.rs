@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::SettingError;
+use crate::types::exact;
 
 /// Log-ratios are held within this before `exp`, so that no ratio overflows; beyond it the gradient is 0, as the
 /// clamp's own derivative is.
@@ -52,7 +53,7 @@ pub struct PolicyLoss {
 }
 
 /// Sums and counts over tokens; those of micro-batches combine with [`LossStatistics::merge`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossStatistics {
     /// Tokens that took part: advantage not 0, everything finite.
     pub tokens: u64,
@@ -63,9 +64,12 @@ pub struct LossStatistics {
     /// Tokens left out because a log-probability or advantage was not finite. Above 0 something is broken.
     pub not_finite: u64,
     /// Smallest and largest ratio of probabilities, new over old; infinite the wrong way round while `tokens` is 0.
+    #[serde(with = "exact")]
     pub ratio_min: f64,
+    #[serde(with = "exact")]
     pub ratio_max: f64,
     /// Sum of `old_log_prob - log_prob`.
+    #[serde(with = "exact")]
     pub kl_sum: f64,
 }
 

@@ -1,18 +1,26 @@
 //! How far the sampler's log-probabilities are from those the trainer computes for the same tokens and weights.
 
+use serde::{Deserialize, Serialize};
+
+use crate::types::exact;
+
 /// As in the policy loss: keeps `exp` finite.
 const LOG_RATIO_LIMIT: f64 = 20.0;
 
 /// Sums and extremes over tokens. All derived figures are exactly 0 when both sides are equal bit for bit.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Mismatch {
     pub tokens: u64,
     /// Tokens whose two log-probabilities differ in any bit.
     pub differing: u64,
     /// Largest absolute difference, in nats; infinite where a differing value is not finite.
+    #[serde(with = "exact")]
     pub max_absolute: f64,
+    #[serde(with = "exact")]
     absolute_sum: f64,
+    #[serde(with = "exact")]
     signed_sum: f64,
+    #[serde(with = "exact")]
     k3_sum: f64,
 }
 

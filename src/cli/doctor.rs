@@ -2,11 +2,23 @@
 
 use serde::Serialize;
 
+use super::launch::{self, LaunchArguments, Told};
 use super::{CliError, OutputArguments, print_json};
+use crate::device::cuda::nccl_version;
 use crate::device::{CpuDevice, CudaDevice, Device};
+use crate::parallel;
 use crate::report::Reporter;
 use crate::sandbox::{self, Sandbox, Tier};
 use crate::types::{Progress, bytes};
+
+#[derive(clap::Args)]
+pub struct DoctorArguments {
+    /// Show instead which node of how many this is, where the coordinator listens, and what says so
+    #[arg(long)]
+    launch: bool,
+    #[command(flatten)]
+    flags: LaunchArguments,
+}
 
 #[derive(Serialize)]
 struct Findings {
@@ -15,6 +27,8 @@ struct Findings {
     threads: usize,
     memory_bytes: Option<u64>,
     devices: Vec<DeviceFinding>,
+    /// What GPUs exchange tensors through; one GPU needs none.
+    nccl: DeviceFinding,
     sandbox: Vec<TierFinding>,
     /// The quick start can run here.
     ready: bool,
@@ -37,7 +51,13 @@ struct TierFinding {
     details: Vec<String>,
 }
 
-pub fn run(output: &OutputArguments) -> Result<(), CliError> {
+pub fn run(arguments: &DoctorArguments, output: &OutputArguments) -> Result<(), CliError> {
+    if arguments.launch {
+        return show_launch(&arguments.flags, output);
+    }
+    if arguments.flags.any_given() {
+        return Err(CliError::Refused("learner doctor: flags of a launch go with --launch".into()));
+    }
     let sandbox: Vec<TierFinding> = [Tier::A, Tier::B].into_iter().map(probe).collect();
     let ready = sandbox.iter().any(|finding| finding.works);
     let findings = Findings {
@@ -46,6 +66,7 @@ pub fn run(output: &OutputArguments) -> Result<(), CliError> {
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         memory_bytes: memory_bytes(),
         devices: devices(),
+        nccl: found("nccl", nccl_version().map(|version| format!("NCCL {version}")).map_err(|error| error.to_string())),
         sandbox,
         ready,
     };
@@ -57,15 +78,18 @@ pub fn run(output: &OutputArguments) -> Result<(), CliError> {
     if ready { Ok(()) } else { Err(CliError::Failed("no sandbox tier can run Python tests here".into())) }
 }
 
+fn show_launch(flags: &LaunchArguments, output: &OutputArguments) -> Result<(), CliError> {
+    let found = launch::told(&flags.describe(parallel::Settings::default().port, &launch::variables())?);
+    if output.json {
+        return print_json(&found);
+    }
+    let rows: Vec<(String, String)> = found.iter().map(Told::row).collect();
+    Reporter::new(output.verbosity(), false).header("learner doctor --launch", &rows);
+    Ok(())
+}
+
 /// Every kind of device. Real and emulated GPUs cannot be opened in one process, so the emulated one is looked for, not opened.
 fn devices() -> Vec<DeviceFinding> {
-    let finding = |name, result: Result<String, String>| {
-        let (works, details) = match result {
-            Ok(details) => (true, details),
-            Err(missing) => (false, missing),
-        };
-        DeviceFinding { name, works, details }
-    };
     let (no_kernels, no_emulator) = CudaDevice::missing_from_the_binary();
     let cuda = CudaDevice::open(0).map(|device| device.describe()).map_err(|error| match no_kernels {
         Some(missing) if error.to_string() != missing => format!("{error}; {missing}"),
@@ -73,7 +97,15 @@ fn devices() -> Vec<DeviceFinding> {
     });
     let emulated =
         no_emulator.map_or(Ok("an NVIDIA GPU emulated on this processor".to_owned()), |missing| Err(missing.to_owned()));
-    vec![finding("cpu", Ok(CpuDevice::new().describe())), finding("cuda", cuda), finding("emulated", emulated)]
+    vec![found("cpu", Ok(CpuDevice::new().describe())), found("cuda", cuda), found("emulated", emulated)]
+}
+
+fn found(name: &'static str, result: Result<String, String>) -> DeviceFinding {
+    let (works, details) = match result {
+        Ok(details) => (true, details),
+        Err(missing) => (false, missing),
+    };
+    DeviceFinding { name, works, details }
 }
 
 fn probe(tier: Tier) -> TierFinding {
@@ -105,6 +137,8 @@ fn show(findings: &Findings, output: &OutputArguments) {
         rows.push(row(&format!("device {}", device.name), state.into()));
         rows.push(row("", device.details.clone()));
     }
+    rows.push(row("many GPUs", if findings.nccl.works { "work" } else { "cannot be had" }.into()));
+    rows.push(row("", findings.nccl.details.clone()));
     for finding in &findings.sandbox {
         let state = if finding.works { "works" } else { "cannot be had" };
         rows.push(row(&format!("sandbox tier {}", finding.tier), state.into()));

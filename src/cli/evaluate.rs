@@ -2,19 +2,21 @@
 
 use std::path::PathBuf;
 
+use super::closing::evaluation_rows;
 use super::device::{self, Work};
 use super::setup::{self, Text};
-use super::train::{SettingArguments, evaluation_rows};
+use super::train::SettingArguments;
 use super::{CliError, OutputArguments, print_json, signals::StopSignal};
-use crate::agent::{Rollout, Surroundings};
+use crate::agent::{Rollout, Surroundings, Tally};
 use crate::config::RunFile;
 use crate::device::Device;
 use crate::engine::BuiltinEngine;
 use crate::evaluate::{HeldOut, Stream, evaluate};
 use crate::grader::Grader;
+use crate::parallel::Ranks;
 use crate::report::Reporter;
 use crate::stage::stream::EVALUATE_COMMAND;
-use crate::types::{Episode, Progress, Task};
+use crate::types::{Progress, Task};
 
 #[derive(clap::Args)]
 pub struct EvaluateArguments {
@@ -63,7 +65,7 @@ fn measure<D: Device>(device: D, run_file: &RunFile, pool: &[Task], output: &Out
     let text = Text::load(run_file.model.directory.as_deref())?;
     setup::set_threads(run_file.run.threads)?;
     let model = setup::load_model(device, run_file, &text)?;
-    setup::check_length(&model, run_file.agent.max_tokens, "agent.max_tokens")?;
+    setup::check_length(model.config(), run_file.agent.max_tokens, "agent.max_tokens")?;
     let sandbox = setup::start_sandbox(run_file)?;
     let workers = sandbox.parallel();
     let grader = Grader::new(sandbox, run_file.grader.clone());
@@ -73,19 +75,20 @@ fn measure<D: Device>(device: D, run_file: &RunFile, pool: &[Task], output: &Out
     let held_out = HeldOut::draw(pool, &run_file.evaluate, run_file.run.seed);
     let total = (held_out.main.len() + held_out.structure.len()) * run_file.evaluate.samples;
     let phase = reporter.phase("evaluate", Some(total as u64));
-    let mut passed = 0;
-    let mut on_episode = |episode: &Episode| {
-        passed += episode.verdict.passed() as usize;
-        phase.advance(1, &format!("passed {passed}"));
+    let mut shown = 0;
+    let mut on_progress = |tally: Tally| {
+        phase.advance(tally.ended - shown, &format!("passed {}", tally.passed));
+        shown = tally.ended;
     };
     let surroundings = Surroundings { tokenizer: &text.tokenizer, format: text.format()?, settings: &run_file.agent };
-    let rollout = Rollout { surroundings, grader: &grader, concurrent: run_file.engine.max_sequences, workers };
+    let ranks = Ranks::one();
+    let rollout = Rollout { surroundings, grader: &grader, ranks: &ranks, concurrent: run_file.engine.max_sequences, workers };
     let vocabulary = text.tokenizer.vocabulary_size();
     let mut engine = BuiltinEngine::new(&model, run_file.engine.clone(), text.format()?.stop_token(), vocabulary);
     let stream = Stream { seed: run_file.run.seed, stream: EVALUATE_COMMAND, version: 0 };
     let samples = run_file.evaluate.samples;
     let (evaluation, _) =
-        evaluate(&rollout, &mut engine, &held_out, samples, stream, &mut on_episode, &|| stop.raised()).map_err(|error| {
+        evaluate(&rollout, &mut engine, &held_out, samples, stream, &mut on_progress, &|| stop.raised()).map_err(|error| {
             if stop.raised() { CliError::Failed("stopped; nothing was kept".into()) } else { CliError::failed(error) }
         })?;
     phase.finish("");

@@ -99,7 +99,7 @@ impl Work for Generating<'_> {
 fn generate<D: Device>(device: D, generating: Generating<'_>) -> Result<(), CliError> {
     let Generating { arguments, settings, text, format, prompt_ids, output } = generating;
     let model = setup::load_model_from(device, &arguments.model, text)?;
-    setup::check_length(&model, prompt_ids.len() + arguments.max_tokens, "prompt and --max-tokens together")?;
+    setup::check_length(model.config(), prompt_ids.len() + arguments.max_tokens, "prompt and --max-tokens together")?;
     let mut engine = BuiltinEngine::new(&model, settings, format.stop_token(), text.tokenizer.vocabulary_size());
     let sequence = engine.open(SampleKey { seed: arguments.seed, stream: 0, step: 0, task: 0, sample: 0 });
     engine.request_turn(sequence, &prompt_ids, arguments.max_tokens);

@@ -1,12 +1,18 @@
 //! The command line: one file per subcommand, `setup.rs` for what several need.
 
+mod agree;
 mod bench;
+mod closing;
 mod config;
 mod device;
+mod directory;
 mod doctor;
 mod evaluate;
 mod generate;
+mod launch;
 mod plan;
+mod ranks;
+mod restart;
 pub mod sandbox;
 pub mod score;
 mod setup;
@@ -32,6 +38,12 @@ pub enum CliError {
     /// Stopped by a signal with everything saved; `--resume` continues. Exit code 3.
     #[error("{0}")]
     Interrupted(String),
+    /// Stopped because a rank was lost; `--resume` continues. Exit code 3.
+    #[error("{0}")]
+    Lost(String),
+    /// A process that this one had started for its work has ended with this exit code, and has said why.
+    #[error("")]
+    Ended(u8),
 }
 
 impl CliError {
@@ -40,6 +52,8 @@ impl CliError {
             CliError::Failed(_) => 1,
             CliError::Refused(_) => 2,
             CliError::Interrupted(_) => 3,
+            CliError::Lost(_) => restart::lost_code(),
+            CliError::Ended(code) => *code,
         }
     }
 
@@ -108,7 +122,7 @@ enum Command {
     /// Memory, bytes on the links and time of a step on many GPUs, before they are bought
     Plan(plan::PlanArguments),
     /// What this machine offers and what is missing
-    Doctor,
+    Doctor(doctor::DoctorArguments),
     /// Work with run files
     Config(config::ConfigArguments),
 }
@@ -131,20 +145,23 @@ pub fn main() -> ExitCode {
         Some(Command::Sandbox(arguments)) => sandbox::run(&arguments, output.json),
         Some(Command::Bench(arguments)) => bench::run(&arguments, &output),
         Some(Command::Plan(arguments)) => plan::run(&arguments, &output),
-        Some(Command::Doctor) => doctor::run(&output),
+        Some(Command::Doctor(arguments)) => doctor::run(&arguments, &output),
         Some(Command::Config(arguments)) => config::run(&arguments, &output),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // An empty message: the command has already said what there is to say.
-            let message = error.to_string();
-            if !message.is_empty() {
-                eprintln!("learner: {message}");
-            }
-            ExitCode::from(error.exit_code())
-        }
+        Err(error) => ExitCode::from(tell(&error)),
     }
+}
+
+/// Prints the one line of an error and returns the exit code that goes with it.
+fn tell(error: &CliError) -> u8 {
+    // An empty message: the command has already said what there is to say.
+    let message = error.to_string();
+    if !message.is_empty() {
+        eprintln!("learner: {message}");
+    }
+    error.exit_code()
 }
 
 /// Prints the one object of a `--json` command.

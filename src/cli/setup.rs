@@ -11,9 +11,11 @@ use crate::agent::demonstrable;
 use crate::config::RunFile;
 use crate::device::Device;
 use crate::model::{Model, ModelConfig, shape_names};
+use crate::parallel::{Mesh, Ranks, ShardedModel, World};
 use crate::sandbox::Sandbox;
 use crate::task;
 use crate::text::{ChatFormat, Tokenizer};
+use crate::train::Policy;
 use crate::types::Task;
 
 /// Tokenizer and chat format of a policy, and the tokenizer's own file to write beside checkpoints.
@@ -41,11 +43,47 @@ impl Text {
     }
 }
 
-/// Loads or draws the policy.
+/// Loads or draws a model that is whole on one device.
 pub fn load_model<D: Device>(device: D, run_file: &RunFile, text: &Text) -> Result<Model<D>, CliError> {
     if let Some(directory) = &run_file.model.directory {
         return load_model_from(device, directory, text);
     }
+    let config = drawn_shape(&device, run_file, text)?;
+    Ok(Model::initialise(device, config, run_file.run.seed))
+}
+
+/// The policy of a run, from a checkpoint if there is one: whole on one rank, in shards on many.
+pub fn load_policy<D: Device>(
+    device: D,
+    world: &World<D>,
+    run_file: &RunFile,
+    checkpoint: Option<&Path>,
+    text: &Text,
+) -> Result<Policy<D>, CliError> {
+    let directory = checkpoint.or(run_file.model.directory.as_deref());
+    if world.ranks.ranks() == 1 {
+        let model = match directory {
+            Some(directory) => load_model_from(device, directory, text)?,
+            None => load_model(device, run_file, text)?,
+        };
+        return Ok(Policy::whole(model));
+    }
+    let model = match directory {
+        Some(directory) => {
+            let model = ShardedModel::load(device, directory, world).map_err(CliError::refused)?;
+            check_vocabulary(directory, model.config(), text)?;
+            model
+        }
+        None => {
+            let config = drawn_shape(&device, run_file, text)?;
+            ShardedModel::initialise(device, config, run_file.run.seed, world)
+        }
+    };
+    Ok(Policy::sharded(model))
+}
+
+/// The shape of a model that is drawn at random.
+fn drawn_shape<D: Device>(device: &D, run_file: &RunFile, text: &Text) -> Result<ModelConfig, CliError> {
     let mut table = run_file.model.initialise.clone().unwrap_or_default();
     let vocabulary = text.tokenizer.vocabulary_size() as i64;
     table.entry("vocab_size").or_insert(toml::Value::Integer(vocabulary));
@@ -55,13 +93,13 @@ pub fn load_model<D: Device>(device: D, run_file: &RunFile, text: &Text) -> Resu
     if config.vocabulary < vocabulary as usize {
         return Err(refused(format!("vocab_size = {}: the tokenizer has {vocabulary} entries", config.vocabulary)));
     }
-    config.check_on(&device).map_err(refused)?;
-    Ok(Model::initialise(device, config, run_file.run.seed))
+    config.check_on(device).map_err(refused)?;
+    Ok(config)
 }
 
 /// Refuses episodes longer than the model was made for.
-pub fn check_length<D: Device>(model: &Model<D>, max_tokens: usize, setting: &str) -> Result<(), CliError> {
-    let most = model.config().max_positions;
+pub fn check_length(config: &ModelConfig, max_tokens: usize, setting: &str) -> Result<(), CliError> {
+    let most = config.max_positions;
     if max_tokens > most {
         let message = format!("{setting} = {max_tokens}: the model was made for at most {most} tokens (max_position_embeddings)");
         return Err(CliError::Refused(message));
@@ -88,12 +126,17 @@ pub fn check_demonstrable(run_file: &RunFile, tasks: &[Task]) -> Result<(), CliE
 
 pub fn load_model_from<D: Device>(device: D, directory: &Path, text: &Text) -> Result<Model<D>, CliError> {
     let model = Model::load(device, directory).map_err(CliError::refused)?;
-    let (entries, rows) = (text.tokenizer.vocabulary_size(), model.config().vocabulary);
+    check_vocabulary(directory, model.config(), text)?;
+    Ok(model)
+}
+
+fn check_vocabulary(directory: &Path, config: &ModelConfig, text: &Text) -> Result<(), CliError> {
+    let (entries, rows) = (text.tokenizer.vocabulary_size(), config.vocabulary);
     if entries > rows {
         let message = format!("{}: tokenizer.json has {entries} entries, the model only {rows} rows", directory.display());
         return Err(CliError::Refused(message));
     }
-    Ok(model)
+    Ok(())
 }
 
 /// Training and held-out tasks of a run.
@@ -177,4 +220,10 @@ pub fn set_threads(threads: usize) -> Result<(), CliError> {
 pub fn no_such_model(model: &Path) -> CliError {
     let names: Vec<_> = shape_names().collect();
     CliError::Refused(format!("--model {}: neither a folder nor one of {}", model.display(), names.join(", ")))
+}
+
+/// The world of a run on one rank.
+pub fn world_of_one<D: Device>(device: &D) -> Result<World<D>, CliError> {
+    let mesh = Mesh::new(1, 1, 1).map_err(CliError::failed)?;
+    World::over_hosts(device, Ranks::one(), mesh).map_err(CliError::failed)
 }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::token::{Proof, Token};
 
 /// Version of everything that ranks say to each other. Ranks of different versions do not meet.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"LEARNER\0";
 const NONCE: usize = 32;
@@ -51,6 +51,18 @@ pub(super) enum Purpose {
 pub(super) enum Reply {
     Accepted,
     Refused(String),
+    /// The world is whole. It may be about to end, and its run to begin again.
+    Full(String),
+}
+
+impl Reply {
+    /// Why the caller is not let in.
+    pub(super) fn reason(&self) -> Option<&str> {
+        match self {
+            Reply::Accepted => None,
+            Reply::Refused(reason) | Reply::Full(reason) => Some(reason),
+        }
+    }
 }
 
 /// Why a connection came to nothing.

@@ -108,6 +108,11 @@ impl<T: Transport> HostCollectives<T> {
         self.group.transport.health().error(self.rank_in_world(rank), failure, reason)
     }
 
+    /// Stops the world with an error that blames some rank.
+    pub(crate) fn stop(&self, error: CollectiveError) {
+        self.group.transport.stop(error);
+    }
+
     /// Runs `told` once, when the world stops: at once if it already has. The thread that learns of it runs it.
     pub fn on_failure(&self, told: Told) {
         self.group.transport.health().on_failure(told);

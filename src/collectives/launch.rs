@@ -23,6 +23,8 @@ pub struct Flags {
     pub coordinator: Option<String>,
     /// `--gpus-per-node`
     pub gpus_per_node: Option<usize>,
+    /// `parallel.port` of the run file: the coordinator's port where nothing else names one.
+    pub port: Option<u16>,
 }
 
 /// Who started this process.
@@ -129,7 +131,7 @@ pub fn describe(flags: &Flags, variables: &BTreeMap<String, String>) -> Result<L
         return Err(LaunchError::OutOfRange { rank, rank_from, nodes: nodes.value, nodes_from: nodes.from });
     }
     let coordinator = flag("--coordinator", flags.coordinator.clone()).or(variables.text("LEARNER_COORDINATOR"));
-    let coordinator = match coordinator.or(told.coordinator).map(with_port) {
+    let coordinator = match coordinator.or(told.coordinator).map(|coordinator| with_port(coordinator, flags.port)) {
         _ if alone => None,
         None => missing(false, &nodes, "where rank 0 listens", told.coordinator_remedy).map(|_| None)?,
         coordinator => coordinator,
@@ -164,14 +166,18 @@ fn missing(alone: bool, nodes: &Found<usize>, what: &'static str, remedy: &'stat
     }
 }
 
-/// Adds the default port to a host without one.
-fn with_port(coordinator: Found<String>) -> Found<String> {
+/// Adds the run file's port, or the default, to a host without one.
+fn with_port(coordinator: Found<String>, port: Option<u16>) -> Found<String> {
     let Found { value, from } = coordinator;
     let after_address = value.rsplit_once(']').map_or(value.as_str(), |(_, after)| after);
     if after_address.contains(':') {
         return Found { value, from };
     }
-    Found { value: format!("{value}:{DEFAULT_PORT}"), from: format!("{from}, default port") }
+    let (port, port_from) = match port {
+        Some(port) if port != DEFAULT_PORT => (port, "parallel.port"),
+        _ => (DEFAULT_PORT, "default port"),
+    };
+    Found { value: format!("{value}:{port}"), from: format!("{from}, {port_from}") }
 }
 
 /// What a launcher says.

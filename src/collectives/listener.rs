@@ -36,8 +36,8 @@ struct Shared {
     notices: AtomicUsize,
     strangers: AtomicUsize,
     closing: AtomicBool,
-    /// Where callers go that want to join; without it they are refused with this line.
-    joins: Mutex<Result<mpsc::Sender<Caller>, String>>,
+    /// Where callers go that want to join, or what they are told instead.
+    joins: Mutex<Result<mpsc::Sender<Caller>, Reply>>,
     /// Connections of groups by name and calling rank, until the group takes them.
     links: Mutex<BTreeMap<(String, usize), TcpStream>>,
     linked: Condvar,
@@ -74,7 +74,7 @@ impl Listener {
             notices: AtomicUsize::new(0),
             strangers: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
-            joins: Mutex::new(joins),
+            joins: Mutex::new(joins.map_err(Reply::Refused)),
             links: Mutex::default(),
             linked: Condvar::new(),
         });
@@ -85,9 +85,9 @@ impl Listener {
         Ok(Listener { shared, accepting: Some(accepting) })
     }
 
-    /// From now on nobody joins, for this reason.
+    /// The world is whole: from now on nobody joins, for this reason.
     pub(super) fn refuse_joins(&self, reason: String) {
-        *self.shared.joins.lock().unwrap_or_else(PoisonError::into_inner) = Err(reason);
+        *self.shared.joins.lock().unwrap_or_else(PoisonError::into_inner) = Err(Reply::Full(reason));
     }
 
     /// The connection that rank `from` has made for a group, waiting at most so long for it.
@@ -155,7 +155,7 @@ impl Shared {
                 "this port belongs to run {:?}, not to run {:?}: give each job a port of its own with --coordinator",
                 self.run_id, caller.request.run_id
             );
-            return self.refuse(&caller, reason);
+            return self.refuse(&caller, Reply::Refused(reason));
         }
         match &caller.request.purpose {
             Purpose::Join { .. } => {
@@ -163,9 +163,9 @@ impl Shared {
                 match joins {
                     Ok(joins) => match joins.send(caller) {
                         Ok(()) => None,
-                        Err(mpsc::SendError(caller)) => self.refuse(&caller, "the coordinator has stopped".into()),
+                        Err(mpsc::SendError(caller)) => self.refuse(&caller, Reply::Full("the coordinator has stopped".into())),
                     },
-                    Err(reason) => self.refuse(&caller, reason),
+                    Err(reply) => self.refuse(&caller, reply),
                 }
             }
             Purpose::Link { group } => {
@@ -181,10 +181,10 @@ impl Shared {
         }
     }
 
-    fn refuse(&self, caller: &Caller, reason: String) -> Option<String> {
+    fn refuse(&self, caller: &Caller, reply: Reply) -> Option<String> {
         // If it has gone meanwhile, it needs no reply.
-        let _ = caller.reply(&self.token, &Reply::Refused(reason.clone()));
-        Some(reason)
+        let _ = caller.reply(&self.token, &reply);
+        reply.reason().map(str::to_owned)
     }
 
     fn say(&self, line: &str) {

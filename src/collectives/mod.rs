@@ -21,12 +21,8 @@
 //! [`CollectiveError`]; what was being received is then undefined. A world ends together: let a [`barrier`](Collectives::barrier)
 //! be its last call, for a rank that has left cannot be waited for.
 //!
-//! **Devices.** The trait names values only through [`Collectives::Values`] and [`Collectives::ValuesMut`]: here they are slices in
-//! memory, for NCCL they are views of device memory (`CudaView<'a, T>` and `CudaViewMut<'a, T>`). Everything else maps one to one:
-//! equal `lengths` are `ncclAllGather` and `ncclReduceScatter`, unequal ones one group of broadcasts or reductions; `exchange` is a
-//! group of sends and receives; `split` is `ncclCommSplit`; `overlapped` enqueues on the communicator's own stream and lets the
-//! compute stream wait for an event at the end; `abort` is `ncclCommAbort`. The identifier that NCCL wants at its start is
-//! broadcast by [`TcpCollectives`], whose heartbeats go on watching the ranks.
+//! **Devices.** Values are slices in the host's memory. What lies on devices travels through `parallel::Links`, over these
+//! collectives or over NCCL, whose ranks meet here and are watched from here all the same.
 
 mod control;
 mod element;
@@ -51,6 +47,7 @@ pub use local::{LocalCollectives, local_world};
 pub use rendezvous::{PROTOCOL, Rendezvous, RendezvousError, host_name, join};
 pub use tcp::TcpCollectives;
 pub use token::Token;
+pub(crate) use traffic::Recorder;
 pub use traffic::{Count, Operation, Traffic};
 
 /// How values of several ranks become one.

@@ -234,7 +234,7 @@ fn admit(settings: &Rendezvous, caller: Caller, arrivals: &mut [Option<Arrival>]
     let Purpose::Join { world_size, host } = &caller.request.purpose else { return };
     let refusal = if *world_size != settings.world_size {
         Some(format!(
-            "it counts {world_size} ranks, the coordinator {}: start all nodes with the same --nodes",
+            "it counts {world_size} ranks, the coordinator {}: start all nodes with the same --nodes and --gpus-per-node",
             settings.world_size
         ))
     } else if rank == 0 || rank >= arrivals.len() {
@@ -287,6 +287,7 @@ fn call(settings: &Rendezvous, port: u16) -> Result<TcpCollectives, RendezvousEr
         Request { run_id: run_id.clone(), rank: *rank, purpose: Purpose::Join { world_size: *world_size, host: host.clone() } };
     let own_deadline = Instant::now() + settings.wait;
     let (mut listening, mut problem) = (None, String::from("no time was left"));
+    let mut full_since = None;
     let (stream, coordinator_address) = loop {
         if Instant::now() >= own_deadline {
             let seconds = settings.wait.as_secs_f64();
@@ -305,7 +306,9 @@ fn call(settings: &Rendezvous, port: u16) -> Result<TcpCollectives, RendezvousEr
                 }
                 match handshake::call(&stream, token, &request, own_deadline.min(Instant::now() + SILENCE)) {
                     Ok(Reply::Accepted) => break (stream, address),
-                    Ok(Reply::Refused(reason)) => {
+                    // This rank may be back before the coordinator has noticed that the run has to begin again.
+                    Ok(Reply::Full(_)) if full_since.get_or_insert_with(Instant::now).elapsed() < settings.liveness.ending() => {}
+                    Ok(Reply::Refused(reason) | Reply::Full(reason)) => {
                         return Err(RendezvousError::Refused { coordinator: coordinator.clone(), rank: *rank, reason });
                     }
                     Err(HandshakeError::Token) => {

@@ -227,7 +227,7 @@ impl World {
             });
             match answer {
                 Ok((stream, Reply::Accepted)) => return Ok(stream),
-                Ok((_, Reply::Refused(reason))) => {
+                Ok((_, Reply::Refused(reason) | Reply::Full(reason))) => {
                     problem = reason;
                     break;
                 }

@@ -115,14 +115,14 @@ struct Span {
 
 /// Where calls are noted.
 #[derive(Clone, Default)]
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     traffic: Arc<Mutex<Traffic>>,
     /// Calls whose exposed time is known only once the computation beside them has ended.
     beside: Option<Arc<Mutex<Vec<Span>>>>,
 }
 
 impl Recorder {
-    pub(super) fn traffic(&self) -> Traffic {
+    pub(crate) fn traffic(&self) -> Traffic {
         *self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -149,7 +149,7 @@ impl Recorder {
         }
     }
 
-    fn add(&self, operation: Operation, count: Count) {
+    pub(crate) fn add(&self, operation: Operation, count: Count) {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).counts[operation as usize] += count;
     }
 }

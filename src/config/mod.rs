@@ -15,7 +15,7 @@ pub use recipes::{RECIPES, recipe};
 
 use crate::device::{DeviceChoice, GemmLibrary};
 use crate::train::{CheckpointSettings, StepSettings};
-use crate::{agent, engine, evaluate, grader, sandbox, stage};
+use crate::{agent, engine, evaluate, grader, parallel, sandbox, stage};
 
 /// A whole run file. What is left out has the default of its room, which is the quick start's value.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,6 +29,7 @@ pub struct RunFile {
     pub rft: stage::RftSettings,
     pub rl: stage::RlSettings,
     pub step: StepSettings,
+    pub parallel: parallel::Settings,
     pub evaluate: evaluate::Settings,
     pub checkpoint: CheckpointSettings,
     pub sandbox: sandbox::Settings,
@@ -121,6 +122,7 @@ impl RunFile {
         self.rft.check()?;
         self.rl.check()?;
         self.step.check()?;
+        self.parallel.check()?;
         self.evaluate.check()?;
         self.checkpoint.check()?;
         self.sandbox.limits.check().map_err(|error| error.to_string())?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::agent::{Rollout, RolloutError, Work};
+use crate::agent::{Rollout, RolloutError, Tally, Work};
 use crate::algorithm::{mean_interval, pass_at_k};
 use crate::engine::Engine;
 use crate::types::{Ending, Episode, Key, Purpose, Task};
@@ -111,7 +111,7 @@ pub struct Stream {
     pub version: u32,
 }
 
-/// Runs `samples` attempts at every held-out task and sums them up.
+/// Runs `samples` attempts at every held-out task and sums them up: on all ranks of `rollout`, alike.
 ///
 /// # Errors
 /// As [`Rollout::collect`]. If every episode was lost to infrastructure faults, `tasks` is 0 and the scores mean nothing.
@@ -121,13 +121,13 @@ pub fn evaluate(
     held_out: &HeldOut,
     samples: usize,
     stream: Stream,
-    on_episode: &mut dyn FnMut(&Episode),
+    on_progress: &mut dyn FnMut(Tally),
     stop: &dyn Fn() -> bool,
 ) -> Result<(Evaluation, Vec<Episode>), RolloutError> {
     let tasks: Vec<&Task> = held_out.main.iter().chain(&held_out.structure).copied().collect();
     let Stream { seed, stream, version } = stream;
     let work = Work { tasks: &tasks, samples, seed, stream, step: 0, version };
-    let episodes = rollout.collect(engine, &work, on_episode, stop)?;
+    let episodes = rollout.collect(engine, &work, on_progress, stop)?;
     let (main, structure) = episodes.split_at(held_out.main.len() * samples);
     let mut evaluation = summarise(main, samples);
     if !structure.is_empty() {

@@ -44,7 +44,7 @@ use crate::device::{Device, KEYS_PER_BLOCK, Role};
 use crate::types::Batch;
 pub(crate) use attention::block_buffer_numbers;
 pub(crate) use initial::initial_values;
-pub(crate) use parameters::{Entry, Layout, Parameter};
+pub(crate) use parameters::{Entry, Layout, Parameter, Part};
 pub(crate) use rotary::rotary_table_bytes;
 pub(crate) use weights::read as read_weights;
 pub(crate) use workspace::{ROW_GRAIN, bytes_per_scored_row, bytes_per_token};

@@ -53,6 +53,11 @@ impl GpuSpecification {
         GPUS.iter().find(|gpu| gpu.name == name).copied()
     }
 
+    /// By the name that the driver gives.
+    pub fn of_device(driver_name: &str) -> Option<GpuSpecification> {
+        GPUS.iter().find(|gpu| gpu.driver_name == driver_name).copied()
+    }
+
     pub fn names() -> impl Iterator<Item = &'static str> {
         GPUS.iter().map(|gpu| gpu.name)
     }

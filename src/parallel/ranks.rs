@@ -140,6 +140,11 @@ impl Ranks {
         over_host!(&self.host, host => host.abort(reason));
     }
 
+    /// Stops the whole run with an error that blames some rank.
+    pub(super) fn stop(&self, error: CollectiveError) {
+        over_host!(&self.host, host => host.stop(error));
+    }
+
     /// Runs `told` once, as soon as the run has stopped, on whichever thread learns of it first: what waits outside of these calls can
     /// be woken so. It must not wait for other ranks.
     pub fn on_failure(&self, told: impl FnOnce(&CollectiveError) + Send + 'static) {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::host_links::host_links;
 use super::links::Links;
 use super::mesh::Mesh;
+use super::nccl::NcclLinks;
 use super::ranks::Ranks;
 use crate::collectives::{CollectiveError, Failure};
-use crate::device::Device;
+use crate::device::{CudaDevice, Device};
 
 /// One rank's place in a run of many. Clones are the same place.
 pub struct World<D: Device> {
@@ -25,15 +26,37 @@ impl<D: Device> World<D> {
     /// # Errors
     /// A mesh of another number of ranks; a rank that is lost.
     pub fn over_hosts(device: &D, ranks: Ranks, mesh: Mesh) -> Result<World<D>, CollectiveError> {
-        if mesh.world() != ranks.ranks() {
-            let reason = format!("a mesh of {} ranks for a run of {}", mesh.world(), ranks.ranks());
-            return Err(ranks.error(ranks.rank(), Failure::Misuse, reason));
-        }
-        let group = mesh.coordinates(ranks.rank()).data;
-        let world = host_links(device, ranks.split(0)?);
-        let context = host_links(device, ranks.split(group)?);
+        let (world, context) = groups(&ranks, mesh)?;
+        Ok(World { world: host_links(device, world), context: host_links(device, context), ranks, mesh })
+    }
+}
+
+impl World<CudaDevice> {
+    /// Links over NCCL. All ranks make this call, and drop what it gives together. A rank for which others have waited
+    /// `stall_seconds` is taken for hung.
+    ///
+    /// # Errors
+    /// As [`World::over_hosts`]; no NCCL here.
+    pub fn over_nccl(
+        device: &CudaDevice,
+        ranks: Ranks,
+        mesh: Mesh,
+        stall_seconds: f64,
+    ) -> Result<World<CudaDevice>, CollectiveError> {
+        let (world, context) = groups(&ranks, mesh)?;
+        let world = Arc::new(NcclLinks::new(device, world, stall_seconds)?);
+        let context = Arc::new(NcclLinks::new(device, context, stall_seconds)?);
         Ok(World { ranks, mesh, world, context })
     }
+}
+
+/// All ranks, and those that share this rank's sequences, as groups of their own.
+fn groups(ranks: &Ranks, mesh: Mesh) -> Result<(Ranks, Ranks), CollectiveError> {
+    if mesh.world() != ranks.ranks() {
+        let reason = format!("a mesh of {} ranks for a run of {}", mesh.world(), ranks.ranks());
+        return Err(ranks.error(ranks.rank(), Failure::Misuse, reason));
+    }
+    Ok((ranks.split(0)?, ranks.split(mesh.coordinates(ranks.rank()).data)?))
 }
 
 impl<D: Device> Clone for World<D> {

@@ -9,6 +9,9 @@
 //! ```
 //!
 //! A run is a pure function of its settings: it may be stopped and resumed at any point and ends with the same weights.
+//!
+//! On many ranks all run this same code with the same data and come to the same decisions: episodes, metrics and requests to
+//! stop are shared before anything follows from them. What is written once is written by rank 0.
 
 mod rft;
 mod rl;
@@ -25,19 +28,21 @@ pub use rl::RlSettings;
 pub use state::{Point, RunState};
 pub use summary::Summary;
 
-use crate::agent::{self, Rollout, RolloutError, Surroundings};
+use crate::agent::{self, Rollout, RolloutError, Surroundings, Tally};
+use crate::collectives::CollectiveError;
 use crate::device::Device;
 use crate::engine::{self, BuiltinEngine};
 use crate::evaluate::{self, Evaluation, HeldOut, Stream};
-use crate::grader::Grader;
+use crate::grader::{Counters, Grader};
 use crate::model::Model;
+use crate::parallel::Ranks;
 use crate::sandbox::Tier;
 use crate::text::{ChatFormat, Tokenizer};
 use crate::train::optimizer::AdamWSettings;
 use crate::train::{
-    CheckpointError, CheckpointSettings, Checkpoints, FileError, MetricsLog, StepSettings, Trainer, write_atomically,
+    CheckpointError, CheckpointSettings, CheckpointWriter, FileError, MetricsLog, StepSettings, Trainer, write_atomically,
 };
-use crate::types::{Episode, Progress, Task};
+use crate::types::{Episode, Phase, Progress, Task};
 
 /// Everything that decides what a run computes.
 #[derive(Clone, Debug)]
@@ -56,19 +61,23 @@ pub struct Settings {
 
 /// What a run works with and does not change.
 pub struct Context<'a> {
+    pub ranks: &'a Ranks,
+    /// The same one for all ranks.
     pub directory: &'a Path,
     pub settings: &'a Settings,
     pub tokenizer: &'a Tokenizer,
     pub format: ChatFormat<'a>,
     pub tokenizer_json: &'a [u8],
+    /// This rank's own: what it counts is summed over the ranks.
     pub grader: &'a Grader,
-    /// Threads that run tests and grade.
+    /// Threads of this rank that run tests and grade.
     pub workers: usize,
     pub sandbox_tier: Tier,
     pub train_tasks: &'a [Task],
     pub held_out: HeldOut<'a>,
+    /// Shows nothing on other ranks than 0.
     pub progress: &'a dyn Progress,
-    /// True once the run has been asked to end its step, save and stop.
+    /// True once the run has been asked to end its step, save and stop. One rank that is asked is enough.
     pub stop: &'a (dyn Fn() -> bool + Sync),
 }
 
@@ -88,9 +97,20 @@ pub enum RunError {
     #[error(transparent)]
     Rollout(RolloutError),
     #[error(transparent)]
+    Ranks(#[from] CollectiveError),
+    #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(transparent)]
     File(#[from] FileError),
+}
+
+impl From<RolloutError> for RunError {
+    fn from(error: RolloutError) -> RunError {
+        match error {
+            RolloutError::Ranks(error) => RunError::Ranks(error),
+            error => RunError::Rollout(error),
+        }
+    }
 }
 
 /// Random streams of token sampling: training has one, every evaluation its own.
@@ -108,12 +128,23 @@ pub mod stream {
 /// Runs from where `learner.state` is to the end.
 ///
 /// # Errors
-/// [`RunError::Stopped`] when `context.stop` said so and a checkpoint holds everything done so far; otherwise what failed.
+/// [`RunError::Stopped`] when `context.stop` said so and a checkpoint holds everything done so far; otherwise what failed. What
+/// fails on one rank stops the others, which then get [`RunError::Ranks`].
 ///
-/// `log` is the run's metrics, cut to the lines that `learner.state` counts.
-pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>, log: MetricsLog) -> Result<Summary, RunError> {
-    let checkpoints = Checkpoints::new(context.directory.join("checkpoints"), context.settings.checkpoint.keep);
-    checkpoints.sweep()?;
+/// `log` is the run's metrics, cut to the lines that `learner.state` counts; other ranks than 0 have none.
+pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>, log: Option<MetricsLog>) -> Result<Summary, RunError> {
+    let result = go_through(context, learner, log);
+    if let Err(error) = &result
+        && !matches!(error, RunError::Stopped { .. } | RunError::Ranks(_))
+    {
+        context.ranks.abort(&error.to_string());
+    }
+    result
+}
+
+fn go_through<D: Device>(context: &Context, learner: &mut Learner<D>, log: Option<MetricsLog>) -> Result<Summary, RunError> {
+    let folder = context.directory.join("checkpoints");
+    let checkpoints = CheckpointWriter::open(folder, context.settings.checkpoint.keep, context.ranks)?;
     let mut run = Run { context, learner, checkpoints, log };
     match run.go_on() {
         Err(RunError::Rollout(RolloutError::Stopped)) => Err(run.save_and_stop()?),
@@ -124,8 +155,9 @@ pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>, log: MetricsL
 struct Run<'r, D: Device> {
     context: &'r Context<'r>,
     learner: &'r mut Learner<D>,
-    checkpoints: Checkpoints,
-    log: MetricsLog,
+    checkpoints: CheckpointWriter<'r>,
+    /// Of rank 0.
+    log: Option<MetricsLog>,
 }
 
 impl<D: Device> Run<'_, D> {
@@ -140,7 +172,7 @@ impl<D: Device> Run<'_, D> {
                 Point::Rft => {
                     self.fine_tune()?;
                     self.enter(Point::EvaluateAfterRft, self.context.settings.rl.optimizer);
-                    self.save()?;
+                    self.save_now()?;
                 }
                 Point::EvaluateAfterRft => {
                     self.evaluate_fully("after_rft", stream::EVALUATE_AFTER_RFT)?;
@@ -149,7 +181,7 @@ impl<D: Device> Run<'_, D> {
                 Point::Rl => {
                     self.reinforce()?;
                     self.enter(Point::EvaluateAfterRl, self.context.settings.rl.optimizer);
-                    self.save()?;
+                    self.save_now()?;
                 }
                 Point::EvaluateAfterRl => {
                     self.evaluate_fully("after_rl", stream::EVALUATE_AFTER_RL)?;
@@ -180,23 +212,19 @@ impl<D: Device> Run<'_, D> {
         context.grader.forget();
         let total = (context.held_out.main.len() + context.held_out.structure.len()) * samples;
         let phase = context.progress.phase(&format!("evaluate {}", name.replace('_', " ")), Some(total as u64));
-        let (mut passed, mut ended) = (0usize, 0usize);
-        let mut on_episode = |episode: &Episode| {
-            ended += 1;
-            passed += episode.verdict.passed() as usize;
-            phase.advance(1, &format!("pass {:.3}", passed as f64 / ended as f64));
-        };
         let stream = Stream { seed: context.settings.seed, stream, version: self.learner.state.version() };
         let rollout = rollout(context);
-        let mut engine = builtin_engine(context, &self.learner.trainer.model);
+        let mut engine = builtin_engine(context, self.learner.trainer.sampler()?);
+        let mut on_progress = show(&*phase, "pass");
         let (evaluation, episodes) =
-            evaluate::evaluate(&rollout, &mut engine, &context.held_out, samples, stream, &mut on_episode, context.stop)
-                .map_err(RunError::Rollout)?;
+            evaluate::evaluate(&rollout, &mut engine, &context.held_out, samples, stream, &mut on_progress, context.stop)?;
+        drop(on_progress);
         if evaluation.tasks == 0 {
             return Err(RunError::Failed(format!("evaluation {name}: every episode was lost: {}", first_fault(&episodes))));
         }
         phase.finish(&format!("{}: {}", name.replace('_', " "), describe(&evaluation)));
-        self.learner.state.count_verdicts(context.grader);
+        let counts = self.verdict_counts()?;
+        self.learner.state.count_verdicts(counts);
         self.learner.state.count_faults(&episodes);
         self.keep_episodes(name, &episodes)?;
         self.note_evaluation(name, evaluation, started)
@@ -220,34 +248,62 @@ impl<D: Device> Run<'_, D> {
         Ok(())
     }
 
+    /// Adds a line to the run's metrics.
     fn write_metrics(&mut self, metrics: &impl Serialize) -> Result<(), RunError> {
+        let Some(log) = &mut self.log else { return Ok(()) };
         let value = serde_json::to_value(metrics).map_err(|error| RunError::Failed(format!("metrics: {error}")))?;
-        self.log.append(&value)?;
+        log.append(&value)?;
         if let serde_json::Value::Object(record) = &value {
             self.context.progress.record(record);
         }
         Ok(())
     }
 
-    /// Writes a checkpoint of this moment, unless the newest already holds this step: what has been done since (an
+    /// What graders of all ranks counted since they last forgot.
+    fn verdict_counts(&self) -> Result<Counters, RunError> {
+        let Counters { executed, remembered } = self.context.grader.counters();
+        let mut counts = [executed as f64, remembered as f64];
+        self.context.ranks.sum(&mut counts)?;
+        Ok(Counters { executed: counts[0] as u64, remembered: counts[1] as u64 })
+    }
+
+    /// Between two steps: marks a checkpoint that has been written meanwhile, and ends the run if it was asked to stop.
+    fn pause(&mut self) -> Result<(), RunError> {
+        self.checkpoints.mark_if_written()?;
+        match self.context.ranks.any((self.context.stop)())? {
+            true => Err(RunError::Rollout(RolloutError::Stopped)),
+            false => Ok(()),
+        }
+    }
+
+    /// Begins to write a checkpoint of this moment, unless the newest already holds this step: what has been done since (an
     /// evaluation, a stage without steps) is done again on resume, with the same result.
     fn save(&mut self) -> Result<(), RunError> {
         let started = Instant::now();
         let step = self.learner.state.steps();
-        if self.checkpoints.latest()?.is_some_and(|(_, newest)| newest == step) {
+        if self.checkpoints.newest() == Some(step) {
             return Ok(());
         }
-        self.learner.state.metrics_lines = self.log.commit()?;
-        let Learner { trainer, state } = &*self.learner;
-        let path = self.checkpoints.save(step, &trainer.model, &trainer.optimizer, self.context.tokenizer_json, state)?;
+        if let Some(log) = &mut self.log {
+            self.learner.state.metrics_lines = log.commit()?;
+        }
+        let Learner { trainer, state } = &mut *self.learner;
+        let snapshot = || Ok(trainer.snapshot()?);
+        let path = self.checkpoints.save(step, snapshot, self.context.tokenizer_json, state)?;
         self.context.progress.detail(&format!("checkpoint {}", path.display()));
         self.learner.state.add_seconds("checkpoint", started.elapsed().as_secs_f64());
         Ok(())
     }
 
+    /// The same, and waits until it is whole.
+    fn save_now(&mut self) -> Result<(), RunError> {
+        self.save()?;
+        Ok(self.checkpoints.wait()?)
+    }
+
     /// Called when the run was asked to stop.
     fn save_and_stop(&mut self) -> Result<RunError, RunError> {
-        self.save()?;
+        self.save_now()?;
         Ok(RunError::Stopped { steps: self.learner.state.steps() })
     }
 
@@ -267,7 +323,7 @@ impl<D: Device> Run<'_, D> {
             log_probs: &'a [f32],
         }
         let kept = self.context.settings.episodes_kept.min(episodes.len());
-        if kept == 0 {
+        if kept == 0 || !self.context.ranks.first() {
             return Ok(());
         }
         let mut lines = Vec::new();
@@ -295,10 +351,6 @@ impl<D: Device> Run<'_, D> {
         std::fs::create_dir_all(&folder).map_err(|source| FileError::new(&folder, source))?;
         Ok(folder)
     }
-
-    fn surroundings(&self) -> Surroundings<'_> {
-        surroundings(self.context)
-    }
 }
 
 fn surroundings<'a>(context: &'a Context) -> Surroundings<'a> {
@@ -309,6 +361,7 @@ fn rollout<'a>(context: &'a Context) -> Rollout<'a> {
     Rollout {
         surroundings: surroundings(context),
         grader: context.grader,
+        ranks: context.ranks,
         concurrent: context.settings.engine.max_sequences,
         workers: context.workers,
     }
@@ -317,6 +370,15 @@ fn rollout<'a>(context: &'a Context) -> Rollout<'a> {
 fn builtin_engine<'a, D: Device>(context: &Context, model: &'a Model<D>) -> BuiltinEngine<'a, D> {
     let sampleable = context.tokenizer.vocabulary_size();
     BuiltinEngine::new(model, context.settings.engine.clone(), context.format.stop_token(), sampleable)
+}
+
+/// Shows the attempts that have ended as progress of `phase`, and the share of them that passed as `what`.
+fn show<'p>(phase: &'p dyn Phase, what: &'p str) -> impl FnMut(Tally) + 'p {
+    let mut shown = 0;
+    move |tally| {
+        phase.advance(tally.ended - shown, &format!("{what} {:.3}", tally.pass_rate()));
+        shown = tally.ended;
+    }
 }
 
 /// The line that sums up an evaluation.

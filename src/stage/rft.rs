@@ -1,19 +1,17 @@
 //! Rejection fine-tuning: run scripted, imperfect demonstrations, keep those whose answer passes the hidden tests, learn
 //! to imitate them, wrong first guesses included.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Run, RunError, first_fault};
-use crate::agent::{RolloutError, demonstrate};
+use super::{Run, RunError, first_fault, show, surroundings};
+use crate::agent::Demonstrations;
 use crate::algorithm::{Decay, ScheduleSettings, learning_rate};
 use crate::device::Device;
 use crate::train::optimizer::AdamWSettings;
 use crate::train::{FileError, write_atomically};
-use crate::types::{Episode, Key, Purpose, Sample, Verdict};
+use crate::types::{Episode, Key, Purpose, Sample, Task, Verdict};
 
 /// Settings of the stage. The defaults are the quick start's (`docs/training-step.md` says where they come from).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,14 +77,14 @@ impl<D: Device> Run<'_, D> {
             if step > before && step % self.context.settings.checkpoint.every_rft_steps == 0 {
                 self.save()?;
             }
-            if (self.context.stop)() {
+            if let Err(error) = self.pause() {
                 self.learner.state.add_seconds("rft_train", started.elapsed().as_secs_f64());
-                return Err(RunError::Rollout(RolloutError::Stopped));
+                return Err(error);
             }
             let batch = self.batch(&kept, step, per_pass);
             let rate = learning_rate(step as u64, total as u64, &settings.schedule);
             let learner = &mut *self.learner;
-            let metrics = learner.trainer.imitation_step(&batch, rate as f32, &self.context.settings.step);
+            let metrics = learner.trainer.imitation_step(&batch, rate as f32, &self.context.settings.step)?;
             learner.state.step += 1;
             learner.state.rft_steps += 1;
             tokens += metrics.tokens;
@@ -146,15 +144,22 @@ impl<D: Device> Run<'_, D> {
 
     /// The demonstrations that passed: run now, or read back if an earlier start of this run already did.
     fn demonstrations(&mut self) -> Result<Vec<Episode>, RunError> {
+        let ranks = self.context.ranks;
         let path = self.episodes_folder()?.join("demonstrations.jsonl");
-        let stored = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        let found = match ranks.first().then(|| std::fs::read_to_string(&path)) {
+            Some(Ok(text)) => Some(text),
+            Some(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => return Err(FileError::new(&path, error).into()),
+            _ => None,
+        };
+        let stored = match ranks.broadcast(Some(&found))? {
+            Some(text) => text,
+            None => {
                 let stored = self.run_demonstrations()?;
-                write_atomically(&path, stored.as_bytes())?;
+                if ranks.first() {
+                    write_atomically(&path, stored.as_bytes())?;
+                }
                 stored
             }
-            Err(source) => return Err(FileError::new(&path, source).into()),
         };
         let broken = |reason: String| {
             RunError::Failed(format!("{}: {reason}; remove the file and resume to make it again", path.display()))
@@ -208,7 +213,7 @@ impl<D: Device> Run<'_, D> {
         let candidates = episodes.len();
         let kept: Vec<Episode> = episodes.into_iter().filter(|episode| episode.verdict.passed()).collect();
         let mean = |value: &dyn Fn(&Episode) -> f64| kept.iter().map(value).sum::<f64>() / kept.len().max(1) as f64;
-        let counts = self.context.grader.counters();
+        let counts = self.verdict_counts()?;
         let found = Found {
             stage: "demonstrations".into(),
             candidates,
@@ -237,47 +242,19 @@ impl<D: Device> Run<'_, D> {
     fn run_candidates(&self) -> Result<Vec<Episode>, RunError> {
         let context = self.context;
         let (seed, candidates) = (context.settings.seed, context.settings.rft.candidates);
-        let mut order: Vec<usize> = (0..context.train_tasks.len()).collect();
-        Key::new(Purpose::Demonstration, &[seed]).shuffle(&mut order);
+        let mut tasks: Vec<&Task> = context.train_tasks.iter().collect();
+        Key::new(Purpose::Demonstration, &[seed]).shuffle(&mut tasks);
+        let demonstrations = Demonstrations {
+            surroundings: surroundings(context),
+            grader: context.grader,
+            ranks: context.ranks,
+            workers: context.workers,
+            tasks: &tasks,
+            candidates,
+            seed,
+        };
         let phase = context.progress.phase("demonstrate", Some(candidates as u64));
-        let next = AtomicUsize::new(0);
-        let (sender, results) = mpsc::channel();
-        let mut episodes: Vec<Option<Episode>> = (0..candidates).map(|_| None).collect();
-        std::thread::scope(|scope| -> Result<(), RunError> {
-            for _ in 0..context.workers.max(1) {
-                let (sender, next, order) = (sender.clone(), &next, &order);
-                let surroundings = self.surroundings();
-                scope.spawn(move || {
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        if index >= candidates {
-                            return;
-                        }
-                        let task = &context.train_tasks[order[index % order.len()]];
-                        let result = demonstrate(task, surroundings, context.grader, seed, index as u32);
-                        if sender.send((index, result)).is_err() {
-                            return;
-                        }
-                    }
-                });
-            }
-            drop(sender);
-            let mut passed = 0;
-            for (count, (index, result)) in results.iter().enumerate() {
-                let episode = match result {
-                    Ok(episode) if !(context.stop)() => episode,
-                    result => {
-                        next.store(candidates, Ordering::Relaxed);
-                        return Err(result.map_or_else(RunError::Failed, |_| RunError::Rollout(RolloutError::Stopped)));
-                    }
-                };
-                passed += episode.verdict.passed() as usize;
-                episodes[index] = Some(episode);
-                phase.advance(1, &format!("kept {:.2}", passed as f64 / (count + 1) as f64));
-            }
-            Ok(())
-        })?;
-        Ok(episodes.into_iter().flatten().collect())
+        Ok(demonstrations.collect(&mut show(&*phase, "kept"), context.stop)?)
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Run, RunError, builtin_engine, first_fault, rollout, stream};
-use crate::agent::{RolloutError, Work};
+use super::{Context, Run, RunError, builtin_engine, first_fault, rollout, show, stream};
+use crate::agent::Work;
 use crate::algorithm::{ClipSettings, Decay, Mismatch, ScheduleSettings, has_signal, learning_rate, leave_one_out};
 use crate::device::Device;
 use crate::evaluate::count_endings;
@@ -121,9 +121,7 @@ impl<D: Device> Run<'_, D> {
             if step > before && step % self.context.settings.checkpoint.every_rl_steps == 0 {
                 self.save()?;
             }
-            if (self.context.stop)() {
-                return Err(RunError::Rollout(RolloutError::Stopped));
-            }
+            self.pause()?;
             let line = self.reinforce_once(step, total)?;
             self.learner.state.step += 1;
             self.learner.state.rl_steps += 1;
@@ -155,7 +153,7 @@ impl<D: Device> Run<'_, D> {
         let settings = &self.context.settings.rl;
         let started = Instant::now();
         self.context.grader.forget();
-        let tasks = self.draw_tasks(step);
+        let tasks = draw_tasks(self.context, step);
         let episodes = self.roll_out(&tasks, step)?;
         let rollout_seconds = started.elapsed().as_secs_f64();
 
@@ -172,7 +170,7 @@ impl<D: Device> Run<'_, D> {
 
         let started = Instant::now();
         let rate = learning_rate(step as u64, total as u64, &settings.schedule);
-        let mut metrics = self.update(&samples, rate as f32);
+        let mut metrics = self.update(&samples, rate as f32)?;
         if samples.is_empty() {
             // Nothing to learn from, but sampling and training can still be compared.
             let shown: Vec<Sample> = groups
@@ -183,7 +181,7 @@ impl<D: Device> Run<'_, D> {
                 .map(|episode| Sample::of(&episode.transcript, 0.0))
                 .collect();
             let (temperature, step) = (self.context.settings.engine.temperature, &self.context.settings.step);
-            metrics.mismatch = mismatch_of(&shown, &self.learner.trainer.recompute_log_probs(&shown, temperature, step));
+            metrics.mismatch = mismatch_of(&shown, &self.learner.trainer.recompute_log_probs(&shown, temperature, step)?);
         }
         let train_seconds = started.elapsed().as_secs_f64();
 
@@ -196,9 +194,9 @@ impl<D: Device> Run<'_, D> {
             self.context.progress.warn(&format!("step {}: {count} log-probabilities are not finite numbers", step + 1));
         }
 
-        let counts = self.context.grader.counters();
+        let counts = self.verdict_counts()?;
         let state = &mut self.learner.state;
-        state.count_verdicts(self.context.grader);
+        state.count_verdicts(counts);
         state.count_faults(&episodes);
         state.mismatch_max = state.mismatch_max.max(metrics.mismatch.max_absolute);
         state.add_seconds("rl_rollout", rollout_seconds);
@@ -243,37 +241,11 @@ impl<D: Device> Run<'_, D> {
         })
     }
 
-    /// The tasks of a step: the pool in a shuffled order, a new order each time it has been gone through.
-    fn draw_tasks(&self, step: usize) -> Vec<&'_ Task> {
-        let pool = self.context.train_tasks;
-        let count = self.context.settings.rl.tasks_per_step;
-        let mut drawn = Vec::with_capacity(count);
-        let mut shuffled: Option<(usize, Vec<usize>)> = None;
-        for place in step * count..(step + 1) * count {
-            let (epoch, at) = (place / pool.len(), place % pool.len());
-            if shuffled.as_ref().is_none_or(|(of, _)| *of != epoch) {
-                let mut order: Vec<usize> = (0..pool.len()).collect();
-                Key::new(Purpose::DrawTasks, &[self.context.settings.seed, epoch as u64]).shuffle(&mut order);
-                shuffled = Some((epoch, order));
-            }
-            if let Some((_, order)) = &shuffled {
-                drawn.push(&pool[order[at]]);
-            }
-        }
-        drawn
-    }
-
     /// The episodes of a step. A request to stop lets the step end first.
-    fn roll_out(&self, tasks: &[&Task], step: usize) -> Result<Vec<Episode>, RunError> {
+    fn roll_out(&mut self, tasks: &[&Task], step: usize) -> Result<Vec<Episode>, RunError> {
         let settings = &self.context.settings;
         let total = tasks.len() * settings.rl.group_size;
         let phase = self.context.progress.phase(&format!("rollout {}", step + 1), Some(total as u64));
-        let (mut passed, mut ended) = (0usize, 0usize);
-        let mut on_episode = |episode: &Episode| {
-            ended += 1;
-            passed += episode.verdict.passed() as usize;
-            phase.advance(1, &format!("pass {:.3}", passed as f64 / ended as f64));
-        };
         let work = Work {
             tasks,
             samples: settings.rl.group_size,
@@ -282,21 +254,21 @@ impl<D: Device> Run<'_, D> {
             step: step as u64,
             version: self.learner.state.version(),
         };
-        let mut engine = builtin_engine(self.context, &self.learner.trainer.model);
-        rollout(self.context).collect(&mut engine, &work, &mut on_episode, &|| false).map_err(RunError::Rollout)
+        let mut engine = builtin_engine(self.context, self.learner.trainer.sampler()?);
+        Ok(rollout(self.context).collect(&mut engine, &work, &mut show(&*phase, "pass"), &|| false)?)
     }
 
     /// Trains on the samples of one rollout.
-    fn update(&mut self, samples: &[Sample], rate: f32) -> StepMetrics {
+    fn update(&mut self, samples: &[Sample], rate: f32) -> Result<StepMetrics, RunError> {
         let context = self.context;
         let (rl, step) = (&context.settings.rl, &context.settings.step);
         let temperature = context.settings.engine.temperature;
         let policy = PolicySettings { temperature, clip: &rl.clip };
         let trainer = &mut self.learner.trainer;
         if rl.updates_per_rollout == 1 {
-            return trainer.policy_step(samples, None, &policy, rate, step);
+            return Ok(trainer.policy_step(samples, None, &policy, rate, step)?);
         }
-        let old = trainer.recompute_log_probs(samples, temperature, step);
+        let old = trainer.recompute_log_probs(samples, temperature, step)?;
         let mismatch = mismatch_of(samples, &old);
         let mut total = StepMetrics { skipped: true, ..StepMetrics::default() };
         for update in 0..rl.updates_per_rollout {
@@ -305,11 +277,31 @@ impl<D: Device> Run<'_, D> {
                 samples.iter().enumerate().filter(|(index, _)| part(*index)).map(|(_, sample)| sample.clone()).collect();
             let old: Vec<Vec<f32>> =
                 old.iter().enumerate().filter(|(index, _)| part(*index)).map(|(_, old)| old.clone()).collect();
-            let metrics = trainer.policy_step(&samples, Some(&old), &policy, rate, step);
+            let metrics = trainer.policy_step(&samples, Some(&old), &policy, rate, step)?;
             total.add(&metrics, rl.updates_per_rollout);
         }
-        StepMetrics { mismatch, ..total }
+        Ok(StepMetrics { mismatch, ..total })
     }
+}
+
+/// The tasks of a step: the pool in a shuffled order, a new order each time it has been gone through.
+fn draw_tasks<'a>(context: &Context<'a>, step: usize) -> Vec<&'a Task> {
+    let pool = context.train_tasks;
+    let count = context.settings.rl.tasks_per_step;
+    let mut drawn = Vec::with_capacity(count);
+    let mut shuffled: Option<(usize, Vec<usize>)> = None;
+    for place in step * count..(step + 1) * count {
+        let (epoch, at) = (place / pool.len(), place % pool.len());
+        if shuffled.as_ref().is_none_or(|(of, _)| *of != epoch) {
+            let mut order: Vec<usize> = (0..pool.len()).collect();
+            Key::new(Purpose::DrawTasks, &[context.settings.seed, epoch as u64]).shuffle(&mut order);
+            shuffled = Some((epoch, order));
+        }
+        if let Some((_, order)) = &shuffled {
+            drawn.push(&pool[order[at]]);
+        }
+    }
+    drawn
 }
 
 /// Attempts by task, without those lost to infrastructure faults.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::evaluate::Evaluation;
-use crate::grader::Grader;
+use crate::grader::Counters;
 use crate::types::Episode;
 
 /// The points of a run, in order.
@@ -80,9 +80,7 @@ impl RunState {
         *self.seconds.entry(phase.to_owned()).or_default() += seconds;
     }
 
-    /// Adds what the grader counted since it last forgot.
-    pub fn count_verdicts(&mut self, grader: &Grader) {
-        let counts = grader.counters();
+    pub fn count_verdicts(&mut self, counts: Counters) {
         self.verdicts_executed += counts.executed;
         self.verdicts_remembered += counts.remembered;
     }

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Run, RunError};
+use super::{Learner, Run, RunError};
+use crate::collectives::CollectiveError;
 use crate::device::Device;
 use crate::evaluate::Evaluation;
-use crate::model::Model;
+use crate::parallel::Ranks;
+use crate::train::Policy;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Summary {
@@ -16,7 +18,7 @@ pub struct Summary {
     /// By name: `before_rft`, `after_rft`, `rl_step_16`, ..., `after_rl`.
     pub evaluation: BTreeMap<String, Evaluation>,
     pub parameters: usize,
-    /// SHA-256 over every tensor's name, shape and f32 bytes, in order of names.
+    /// SHA-256 over every tensor's name, shape and the SHA-256 of its f32 bytes, in order of names.
     pub weights_sha256: String,
     pub rft_steps: usize,
     pub rl_steps: usize,
@@ -36,32 +38,40 @@ pub struct Summary {
     pub seconds: BTreeMap<String, f64>,
 }
 
-/// The hash of a model's weights, the same on every machine for the same weights.
-pub fn weights_sha256<D: Device>(model: &Model<D>) -> String {
-    let mut tensors: Vec<_> = model.tensors().collect();
-    tensors.sort_by(|left, right| left.0.cmp(&right.0));
+/// The hash of a policy's weights, the same on every machine and any number of ranks for the same weights. All ranks make this
+/// call.
+fn weights_sha256<D: Device>(policy: &mut Policy<D>, ranks: &Ranks) -> Result<String, CollectiveError> {
+    // Tensors come one by one, in no order of names: each is hashed at once and not kept.
+    let mut tensors = BTreeMap::new();
+    policy.gather_tensors(
+        |_| ranks.first(),
+        |name, shape, values| {
+            let mut hash = Sha256::new();
+            values.iter().for_each(|value| hash.update(value.to_le_bytes()));
+            tensors.insert(name.to_owned(), (shape.to_vec(), hash.finalize()));
+        },
+    )?;
     let mut hash = Sha256::new();
-    for (name, shape, values) in tensors {
+    for (name, (shape, values)) in tensors {
         hash.update(name.as_bytes());
-        for extent in shape {
-            hash.update((extent as u64).to_le_bytes());
-        }
-        for value in values.iter() {
-            hash.update(value.to_le_bytes());
-        }
+        shape.iter().for_each(|&extent| hash.update((extent as u64).to_le_bytes()));
+        hash.update(values);
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    ranks.broadcast(Some(&hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<String>()))
 }
 
 impl<D: Device> Run<'_, D> {
     pub(super) fn summarise(&mut self) -> Result<Summary, RunError> {
-        self.log.commit()?;
-        let state = &self.learner.state;
+        if let Some(log) = &mut self.log {
+            log.commit()?;
+        }
+        let Learner { trainer, state } = &mut *self.learner;
+        let weights_sha256 = weights_sha256(trainer.policy_mut(), self.context.ranks)?;
         Ok(Summary {
             seed: self.context.settings.seed,
             evaluation: state.evaluations.clone(),
-            parameters: self.learner.trainer.model.parameter_count(),
-            weights_sha256: weights_sha256(&self.learner.trainer.model),
+            parameters: trainer.policy().parameter_count(),
+            weights_sha256,
             rft_steps: state.rft_steps,
             rl_steps: state.rl_steps,
             mismatch_max: state.mismatch_max,

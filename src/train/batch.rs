@@ -2,11 +2,26 @@
 
 use crate::types::{Batch, Sample};
 
+/// Samples that go through the model together.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MicroBatch {
+    /// Indices of the samples, in the order in which they are packed.
+    pub members: Vec<usize>,
+    pub packed: Batch,
+}
+
+impl MicroBatch {
+    /// For a rank that has nothing to compute, but takes part in what all ranks do.
+    pub(super) fn empty() -> MicroBatch {
+        pack(&[], Vec::new())
+    }
+}
+
 /// Groups samples into packed batches of at most `max_tokens` tokens (a longer sample gets a batch of its own), short
-/// ones first, and returns each with the indices of its samples.
+/// ones first.
 ///
 /// The order depends on lengths and indices alone. Sorting by length keeps the attention tiles of a batch alike.
-pub fn micro_batches(samples: &[Sample], max_tokens: usize) -> Vec<(Vec<usize>, Batch)> {
+pub fn micro_batches(samples: &[Sample], max_tokens: usize) -> Vec<MicroBatch> {
     let mut order: Vec<usize> = (0..samples.len()).filter(|&index| samples[index].trained_count() > 0).collect();
     order.sort_by_key(|&index| (samples[index].ids.len(), index));
     let mut batches = Vec::new();
@@ -27,10 +42,10 @@ pub fn micro_batches(samples: &[Sample], max_tokens: usize) -> Vec<(Vec<usize>, 
     batches
 }
 
-fn pack(samples: &[Sample], members: Vec<usize>) -> (Vec<usize>, Batch) {
+fn pack(samples: &[Sample], members: Vec<usize>) -> MicroBatch {
     let sequences: Vec<&[u32]> = members.iter().map(|&index| samples[index].ids.as_slice()).collect();
-    let batch = Batch::pack(&sequences, |sequence, token| samples[members[sequence]].trained[token]);
-    (members, batch)
+    let packed = Batch::pack(&sequences, |sequence, token| samples[members[sequence]].trained[token]);
+    MicroBatch { members, packed }
 }
 
 /// A value for each trained token of a batch's samples, in the order of its scored rows: `value(sample index, token)`.
@@ -64,14 +79,14 @@ mod tests {
         ) {
             let samples: Vec<Sample> = shapes.iter().map(|&(length, trained)| sample(length, trained * (length - 1))).collect();
             let batches = micro_batches(&samples, max_tokens);
-            let mut seen: Vec<usize> = batches.iter().flat_map(|(members, _)| members.clone()).collect();
+            let mut seen: Vec<usize> = batches.iter().flat_map(|batch| batch.members.clone()).collect();
             seen.sort();
             let expected: Vec<usize> = (0..samples.len()).filter(|&index| samples[index].trained_count() > 0).collect();
             prop_assert_eq!(seen, expected);
-            for (members, batch) in &batches {
-                prop_assert!(batch.ids.len() <= max_tokens || members.len() == 1);
+            for MicroBatch { members, packed } in &batches {
+                prop_assert!(packed.ids.len() <= max_tokens || members.len() == 1);
                 let targets = per_token(&samples, members, |index, token| samples[index].ids[token]);
-                prop_assert_eq!(batch.targets(), targets);
+                prop_assert_eq!(packed.targets(), targets);
             }
         }
     }

@@ -1,9 +1,13 @@
-//! AdamW over all tensors of a model, with clipping by the global norm.
+//! AdamW over the pieces of a model's tensors that this rank changes, with clipping by the global norm.
+
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::{AdamWStep, Device, Role};
-use crate::model::{Gradients, Model, ModelError};
+use crate::collectives::CollectiveError;
+use crate::device::{AdamWStep, CpuDevice, Device, Role};
+use crate::model::Piece;
+use crate::parallel::Ranks;
 
 /// The constants of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,21 +26,57 @@ impl Default for AdamWSettings {
     }
 }
 
+/// Where the moments are and the update is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MomentPlace {
+    Device,
+    /// In the host's memory: 8 bytes per parameter less on the device, for gradients and weights that travel there and back.
+    Host,
+}
+
 /// AdamW (Loshchilov and Hutter 2019) in PyTorch's form: decoupled weight decay, bias-corrected moments.
 pub struct AdamW<D: Device> {
     settings: AdamWSettings,
     device: D,
     steps: u64,
-    /// Running means of gradients and of their squares, per stored tensor.
-    first: Vec<D::Buffer>,
-    second: Vec<D::Buffer>,
+    /// Of each piece, the tensor's elements that it holds.
+    ranges: Vec<Range<usize>>,
+    moments: Moments<D>,
+}
+
+enum Moments<D: Device> {
+    Device(Vec<Pair<D::Buffer>>),
+    Host(CpuDevice, Vec<Pair<Vec<f32>>>),
+}
+
+/// Running means of gradients and of their squares, `[piece]`, padded as the piece is.
+struct Pair<B> {
+    first: B,
+    second: B,
 }
 
 impl<D: Device> AdamW<D> {
-    pub fn new(model: &Model<D>, settings: AdamWSettings) -> AdamW<D> {
-        let device = model.device().clone();
-        let zeros = || model.layout().entries.iter().map(|entry| device.zeros(Role::Optimizer, entry.length())).collect();
-        AdamW { settings, first: zeros(), second: zeros(), steps: 0, device }
+    /// For pieces like these.
+    pub fn new<'a>(
+        device: &D,
+        pieces: impl IntoIterator<Item = Piece<'a, D>>,
+        settings: AdamWSettings,
+        place: MomentPlace,
+    ) -> AdamW<D> {
+        let (ranges, lengths): (Vec<_>, Vec<_>) =
+            pieces.into_iter().map(|piece| (piece.range, device.length(piece.gradient))).unzip();
+        let moments = match place {
+            MomentPlace::Device => {
+                let zeros = |&length: &usize| device.zeros(Role::Optimizer, length);
+                Moments::Device(lengths.iter().map(|length| Pair { first: zeros(length), second: zeros(length) }).collect())
+            }
+            MomentPlace::Host => {
+                let zeros = |&length: &usize| vec![0.0; length];
+                let pairs = lengths.iter().map(|length| Pair { first: zeros(length), second: zeros(length) });
+                Moments::Host(CpuDevice::new(), pairs.collect())
+            }
+        };
+        AdamW { settings, device: device.clone(), steps: 0, ranges, moments }
     }
 
     /// Steps taken so far.
@@ -44,16 +84,29 @@ impl<D: Device> AdamW<D> {
         self.steps
     }
 
-    /// One step. Gradients are scaled down so that their global norm is at most `clip_norm`. Returns the norm before clipping;
-    /// if it is not finite nothing is changed, and the caller must say so.
-    pub fn step(&mut self, model: &mut Model<D>, gradients: &Gradients<D>, learning_rate: f32, clip_norm: f32) -> f64 {
-        let norm = gradients.global_norm();
+    /// One step on the pieces of all ranks. Gradients are scaled down so that their global norm is at most `clip_norm`. Returns
+    /// the norm before clipping; if it is not finite nothing is changed, and the caller must say so.
+    ///
+    /// # Errors
+    /// A rank is lost.
+    pub fn step<'a>(
+        &mut self,
+        pieces: impl IntoIterator<Item = Piece<'a, D>>,
+        ranks: &Ranks,
+        learning_rate: f32,
+        clip_norm: f32,
+    ) -> Result<f64, CollectiveError> {
+        let pieces: Vec<_> = pieces.into_iter().collect();
+        let squares: Vec<f64> = pieces.iter().map(|piece| self.device.sum_of_squares(piece.gradient)).collect();
+        let mut sum = [squares.iter().sum::<f64>()];
+        ranks.sum(&mut sum)?;
+        let norm = sum[0].sqrt();
         if !norm.is_finite() {
-            return norm;
+            return Ok(norm);
         }
         self.steps += 1;
         let gradient_scale = if norm > clip_norm as f64 { (clip_norm as f64 / norm) as f32 } else { 1.0 };
-        for (index, piece) in model.pieces(gradients).enumerate() {
+        for (index, piece) in pieces.into_iter().enumerate() {
             let step = AdamWStep {
                 learning_rate,
                 beta1: self.settings.beta1,
@@ -63,52 +116,61 @@ impl<D: Device> AdamW<D> {
                 step: self.steps,
                 gradient_scale,
             };
-            let (first, second) = (&mut self.first[index], &mut self.second[index]);
-            self.device.adamw(piece.values, piece.packed, piece.gradient, first, second, step);
+            self.update(index, piece, step);
         }
-        norm
+        Ok(norm)
     }
 
-    /// Names and shapes of the moments: `first.NAME` and `second.NAME` for every tensor of the model. Their values, with
-    /// [`AdamW::steps`], are all that a resumed run needs to go on with the same bits.
-    pub fn names(&self, model: &Model<D>) -> Vec<(String, Vec<usize>)> {
-        let named = |moment: &str| -> Vec<_> {
-            model.layout().parts().map(|(_, part)| (format!("{moment}.{}", part.name), part.shape.clone())).collect()
-        };
-        [named("first"), named("second")].concat()
-    }
-
-    /// The values of the moment with a name of [`AdamW::names`]; empty for any other name.
-    pub fn read(&self, model: &Model<D>, name: &str) -> Vec<f32> {
-        let (moment, tensor) = name.split_once('.').unwrap_or_default();
-        let buffers = if moment == "first" { &self.first } else { &self.second };
-        match model.layout().find(tensor) {
-            Some((index, part)) => self.device.read(&buffers[index], part.offset, part.length()),
-            None => Vec::new(),
-        }
-    }
-
-    /// Takes up the state of an earlier run: `tensor` gives the values of every name of [`AdamW::names`].
-    ///
-    /// # Errors
-    /// A tensor is missing or has another length.
-    pub fn restore(
-        &mut self,
-        model: &Model<D>,
-        steps: u64,
-        mut tensor: impl FnMut(&str) -> Option<Vec<f32>>,
-    ) -> Result<(), ModelError> {
-        for (moment, buffers) in [("first", &mut self.first), ("second", &mut self.second)] {
-            for (index, part) in model.layout().parts() {
-                let name = format!("{moment}.{}", part.name);
-                let values = tensor(&name).filter(|values| values.len() == part.length()).ok_or_else(|| ModelError::Tensor {
-                    name: name.clone(),
-                    problem: format!("missing from the optimizer's state, or not of shape {:?}", part.shape),
-                })?;
-                self.device.write(&mut buffers[index], part.offset, &values);
+    fn update(&mut self, index: usize, piece: Piece<'_, D>, step: AdamWStep) {
+        let (device, Piece { values, packed, gradient, .. }) = (&self.device, piece);
+        match &mut self.moments {
+            Moments::Device(pairs) => {
+                let Pair { first, second } = &mut pairs[index];
+                device.adamw(values, packed, gradient, first, second, step);
+            }
+            Moments::Host(host, pairs) => {
+                let Pair { first, second } = &mut pairs[index];
+                let mut updated = device.read(values, 0, first.len());
+                host.adamw(&mut updated, None, &device.read(gradient, 0, first.len()), first, second, step);
+                device.write(values, 0, &updated);
+                if let Some(packed) = packed {
+                    device.repack(values, packed);
+                }
             }
         }
+    }
+
+    /// Of each piece, in order, the tensor's elements that it holds.
+    pub(super) fn ranges(&self) -> &[Range<usize>] {
+        &self.ranges
+    }
+
+    /// Both moments of a piece, `[range]` each. With [`AdamW::steps`] they are all that a resumed run needs to go on with the
+    /// same bits.
+    pub(super) fn read(&self, piece: usize) -> [Vec<f32>; 2] {
+        let length = self.ranges[piece].len();
+        match &self.moments {
+            Moments::Device(pairs) => [&pairs[piece].first, &pairs[piece].second].map(|moment| self.device.read(moment, 0, length)),
+            Moments::Host(_, pairs) => [&pairs[piece].first, &pairs[piece].second].map(|moment| moment[..length].to_vec()),
+        }
+    }
+
+    /// Takes up the moments of an earlier run for a piece, `[range]` each.
+    pub(super) fn write(&mut self, piece: usize, [first, second]: [Vec<f32>; 2]) {
+        match &mut self.moments {
+            Moments::Device(pairs) => {
+                self.device.write(&mut pairs[piece].first, 0, &first);
+                self.device.write(&mut pairs[piece].second, 0, &second);
+            }
+            Moments::Host(_, pairs) => {
+                pairs[piece].first[..first.len()].copy_from_slice(&first);
+                pairs[piece].second[..second.len()].copy_from_slice(&second);
+            }
+        }
+    }
+
+    /// Goes on counting where an earlier run was.
+    pub(super) fn set_steps(&mut self, steps: u64) {
         self.steps = steps;
-        Ok(())
     }
 }

@@ -4,31 +4,44 @@
 //! samples -> micro-batches -> model.forward -> algorithm.loss -> model.backward -> (sum) -> clip -> AdamW
 //! ```
 //!
-//! Every normaliser is a count over the whole step, so neither the micro-batches nor their order change the result but
-//! for the grouping of float sums.
+//! Every normaliser is a count over the whole step, so neither the micro-batches nor their order nor the ranks change the
+//! result but for the grouping of float sums.
+//!
+//! All ranks are given all samples. Micro-batches are dealt to replicas; the ranks of a replica share each of its micro-batches.
 
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::batch::{micro_batches, per_token};
-use super::optimizer::{AdamW, AdamWSettings};
+use super::batch::{MicroBatch, micro_batches, per_token};
+use super::checkpoint::{CheckpointError, Snapshot};
+use super::optimizer::{AdamW, AdamWSettings, MomentPlace};
+use super::policy::Policy;
 use crate::algorithm::{ClipSettings, LossStatistics, Mismatch, PolicyLoss, clipped_policy_loss, negative_log_likelihood};
-use crate::device::Device;
-use crate::model::{Cotangents, Gradients, Model, Scores};
-use crate::types::Sample;
+use crate::collectives::CollectiveError;
+use crate::device::{Cotangents, Device, Scores};
+use crate::model::{Model, PassSettings};
+use crate::parallel::{World, deal, pairs_per_token};
+use crate::types::{Sample, exact};
 
 /// What both kinds of step need.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StepSettings {
-    /// Tokens of one forward and backward pass at most: bounds the memory of activations.
+    /// Tokens of one forward and backward pass at most, for each rank that shares it: bounds the memory of activations.
     pub micro_batch_tokens: usize,
     /// Gradients with a larger norm are scaled down to it.
     pub max_gradient_norm: f32,
+    /// Run each layer again before its backward instead of keeping its activations: less memory, a third more work, the same bits.
+    pub recompute: bool,
+    /// Keep the optimizer's moments in the host's memory and update there: less of the device's memory, slower.
+    pub offload_optimizer: bool,
 }
 
 impl Default for StepSettings {
     fn default() -> Self {
-        StepSettings { micro_batch_tokens: 2048, max_gradient_norm: 1.0 }
+        StepSettings { micro_batch_tokens: 2048, max_gradient_norm: 1.0, recompute: false, offload_optimizer: false }
     }
 }
 
@@ -44,16 +57,23 @@ impl StepSettings {
         }
         Ok(())
     }
+
+    fn moments(&self) -> MomentPlace {
+        if self.offload_optimizer { MomentPlace::Host } else { MomentPlace::Device }
+    }
 }
 
-/// What a step did.
-#[derive(Clone, Debug, Default)]
+/// What a step did, on all ranks together.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// Mean over trained tokens.
+    #[serde(with = "exact")]
     pub loss: f64,
     /// Mean entropy of the trained tokens' distributions, in nats.
+    #[serde(with = "exact")]
     pub entropy: f64,
     /// Before clipping. 0 when nothing was trained.
+    #[serde(with = "exact")]
     pub gradient_norm: f64,
     pub tokens_trained: usize,
     /// Tokens that went through the model, trained or not.
@@ -78,13 +98,23 @@ impl StepMetrics {
         self.mismatch.merge(&other.mismatch);
         self.skipped &= other.skipped;
     }
+
+    /// Adds what another replica found in its micro-batches of the same step.
+    fn add_share(&mut self, other: &StepMetrics) {
+        self.loss += other.loss;
+        self.entropy += other.entropy;
+        self.tokens += other.tokens;
+        self.statistics.merge(&other.statistics);
+        self.mismatch.merge(&other.mismatch);
+    }
 }
 
-/// What training changes: the weights, the optimizer's moments, and room for gradients.
+/// What training changes: the weights, the optimizer's moments, and room for gradients. All ranks make the same calls.
 pub struct Trainer<D: Device> {
-    pub model: Model<D>,
-    pub optimizer: AdamW<D>,
-    gradients: Gradients<D>,
+    policy: Policy<D>,
+    optimizer: AdamW<D>,
+    world: World<D>,
+    moments: MomentPlace,
 }
 
 /// What a policy step needs beside samples.
@@ -96,17 +126,48 @@ pub struct PolicySettings<'a> {
 }
 
 impl<D: Device> Trainer<D> {
-    pub fn new(model: Model<D>, optimizer: AdamWSettings) -> Trainer<D> {
-        Trainer { optimizer: AdamW::new(&model, optimizer), gradients: model.new_gradients(), model }
+    pub fn new(mut policy: Policy<D>, world: World<D>, optimizer: AdamWSettings, step: &StepSettings) -> Trainer<D> {
+        let device = policy.device().clone();
+        let moments = step.moments();
+        Trainer { optimizer: AdamW::new(&device, policy.pieces(), optimizer, moments), policy, world, moments }
+    }
+
+    pub fn policy(&self) -> &Policy<D> {
+        &self.policy
+    }
+
+    pub fn policy_mut(&mut self) -> &mut Policy<D> {
+        &mut self.policy
+    }
+
+    /// A model to sample from, with the weights of this moment.
+    pub fn sampler(&mut self) -> Result<&Model<D>, CollectiveError> {
+        self.policy.sampler()
     }
 
     /// Starts a stage: no moments, no steps taken.
     pub fn reset_optimizer(&mut self, optimizer: AdamWSettings) {
-        self.optimizer = AdamW::new(&self.model, optimizer);
+        let device = self.policy.device().clone();
+        self.optimizer = AdamW::new(&device, self.policy.pieces(), optimizer, self.moments);
+    }
+
+    /// What this rank writes of a checkpoint of this moment.
+    pub fn snapshot(&mut self) -> Result<Snapshot, CollectiveError> {
+        Snapshot::take(&mut self.policy, &self.optimizer, &self.world.ranks)
+    }
+
+    /// Takes up the optimizer's state from a checkpoint that any number of ranks wrote.
+    pub fn restore_optimizer(&mut self, checkpoint: &Path) -> Result<(), CheckpointError> {
+        super::checkpoint::restore(checkpoint, self.policy.layout(), &mut self.optimizer)
     }
 
     /// A step of rejection fine-tuning: mean negative log-likelihood of the trained tokens.
-    pub fn imitation_step(&mut self, samples: &[Sample], learning_rate: f32, settings: &StepSettings) -> StepMetrics {
+    pub fn imitation_step(
+        &mut self,
+        samples: &[Sample],
+        learning_rate: f32,
+        settings: &StepSettings,
+    ) -> Result<StepMetrics, CollectiveError> {
         self.step(samples, 1.0, learning_rate, settings, |scores, _, denominator, _| {
             negative_log_likelihood(&scores.log_probs, None, denominator)
         })
@@ -124,7 +185,7 @@ impl<D: Device> Trainer<D> {
         policy: &PolicySettings,
         learning_rate: f32,
         settings: &StepSettings,
-    ) -> StepMetrics {
+    ) -> Result<StepMetrics, CollectiveError> {
         self.step(samples, policy.temperature, learning_rate, settings, |scores, members, denominator, metrics| {
             let advantages = per_token(samples, members, |index, _| samples[index].advantage);
             let old = match old_log_probs {
@@ -140,16 +201,28 @@ impl<D: Device> Trainer<D> {
     }
 
     /// Recomputes the log-probability of every trained token of every sample, `[samples][tokens]`, 0 where not trained.
-    pub fn recompute_log_probs(&self, samples: &[Sample], temperature: f32, settings: &StepSettings) -> Vec<Vec<f32>> {
+    pub fn recompute_log_probs(
+        &mut self,
+        samples: &[Sample],
+        temperature: f32,
+        settings: &StepSettings,
+    ) -> Result<Vec<Vec<f32>>, CollectiveError> {
+        let batches = self.micro_batches(samples, settings);
+        let mut own = Vec::new();
+        let nothing = MicroBatch::empty();
+        for place in self.own_share(&batches) {
+            let scores = self.policy.score(&place.map_or(&nothing, |place| &batches[place]).packed, temperature);
+            // As bits, for JSON has no words for what a broken model may give.
+            own.extend(place.map(|place| (place, scores.log_probs.iter().map(|value| value.to_bits()).collect::<Vec<u32>>())));
+        }
         let mut log_probs: Vec<Vec<f32>> = samples.iter().map(|sample| vec![0.0; sample.ids.len()]).collect();
-        for (members, batch) in micro_batches(samples, settings.micro_batch_tokens) {
-            let scores = self.model.score(&batch, temperature);
-            let places = per_token(samples, &members, |index, token| (index, token));
-            for ((index, token), log_prob) in places.into_iter().zip(scores.log_probs) {
-                log_probs[index][token] = log_prob;
+        for (place, scored) in self.of_every_replica(own)?.into_iter().flatten() {
+            let tokens = per_token(samples, &batches[place].members, |index, token| (index, token));
+            for ((index, token), log_prob) in tokens.into_iter().zip(scored) {
+                log_probs[index][token] = f32::from_bits(log_prob);
             }
         }
-        log_probs
+        Ok(log_probs)
     }
 
     /// The shared step. `loss` turns the scores of a micro-batch, the indices of its samples and the step's denominator
@@ -161,28 +234,67 @@ impl<D: Device> Trainer<D> {
         learning_rate: f32,
         settings: &StepSettings,
         loss: impl Fn(&Scores, &[usize], f64, &mut StepMetrics) -> PolicyLoss,
-    ) -> StepMetrics {
+    ) -> Result<StepMetrics, CollectiveError> {
         let tokens_trained: usize = samples.iter().map(Sample::trained_count).sum();
-        let mut metrics = StepMetrics { tokens_trained, ..StepMetrics::default() };
         if tokens_trained == 0 {
-            metrics.skipped = true;
-            return metrics;
+            return Ok(StepMetrics { skipped: true, ..StepMetrics::default() });
         }
         let denominator = tokens_trained as f64;
-        self.gradients.clear();
-        for (members, batch) in micro_batches(samples, settings.micro_batch_tokens) {
-            metrics.tokens += batch.ids.len();
-            let scores = self.model.forward_backward(&mut self.gradients, &batch, temperature, |scores| {
-                let result = loss(scores, &members, denominator, &mut metrics);
-                metrics.loss += result.loss;
-                metrics.statistics.merge(&result.statistics);
+        let batches = self.micro_batches(samples, settings);
+        let pass = PassSettings { temperature, recompute: settings.recompute };
+
+        // 1. Gradients of this replica's micro-batches; those of all ranks add up as they go to their owners.
+        let (mut own, nothing) = (StepMetrics::default(), MicroBatch::empty());
+        self.policy.clear_gradients();
+        for place in self.own_share(&batches) {
+            let MicroBatch { members, packed } = place.map_or(&nothing, |place| &batches[place]);
+            own.tokens += packed.ids.len();
+            let scores = self.policy.forward_backward(packed, pass, |scores| {
+                let result = loss(scores, members, denominator, &mut own);
+                own.loss += result.loss;
+                own.statistics.merge(&result.statistics);
                 Cotangents { log_probs: result.cotangents, entropies: None }
             });
-            metrics.entropy += scores.entropies.iter().map(|&entropy| entropy as f64).sum::<f64>() / denominator;
+            own.entropy += scores.entropies.iter().map(|&entropy| entropy as f64).sum::<f64>() / denominator;
         }
-        let Trainer { model, optimizer, gradients } = self;
-        metrics.gradient_norm = optimizer.step(model, gradients, learning_rate, settings.max_gradient_norm);
+
+        // 2. What all replicas found.
+        let mut metrics = StepMetrics { tokens_trained, ..StepMetrics::default() };
+        for replica in self.of_every_replica(own)? {
+            metrics.add_share(&replica);
+        }
+
+        // 3. The update, each rank on its own pieces.
+        let Trainer { policy, optimizer, world, .. } = self;
+        metrics.gradient_norm = optimizer.step(policy.pieces(), &world.ranks, learning_rate, settings.max_gradient_norm)?;
+        policy.after_step();
         metrics.skipped = !metrics.gradient_norm.is_finite();
-        metrics
+        Ok(metrics)
+    }
+
+    /// The step's micro-batches, the same on all ranks: each as long as the ranks that share it bear together.
+    fn micro_batches(&self, samples: &[Sample], settings: &StepSettings) -> Vec<MicroBatch> {
+        micro_batches(samples, settings.micro_batch_tokens * self.world.mesh.context())
+    }
+
+    /// Places of the micro-batches that this rank's replica computes, one after another: as many for every replica, `None` where
+    /// another one has the last.
+    fn own_share(&self, batches: &[MicroBatch]) -> Vec<Option<usize>> {
+        let World { ranks, mesh, .. } = &self.world;
+        if mesh.data() == 1 {
+            return (0..batches.len()).map(Some).collect();
+        }
+        let packed = batches.iter().map(|batch| &batch.packed);
+        deal(packed, mesh.data(), pairs_per_token(self.policy.config())).swap_remove(mesh.coordinates(ranks.rank()).data)
+    }
+
+    /// What each replica has, by replica: its ranks have the same, and the first of them tells.
+    fn of_every_replica<T: Serialize + DeserializeOwned>(&self, own: T) -> Result<Vec<T>, CollectiveError> {
+        let World { ranks, mesh, .. } = &self.world;
+        if mesh.world() == 1 {
+            return Ok(vec![own]);
+        }
+        let tells = mesh.coordinates(ranks.rank()).context == 0;
+        Ok(ranks.gather(&tells.then_some(own))?.into_iter().flatten().collect())
     }
 }

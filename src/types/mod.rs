@@ -6,6 +6,7 @@
 
 mod batch;
 mod episode;
+pub mod exact;
 mod progress;
 mod random;
 mod task;

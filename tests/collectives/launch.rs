@@ -194,7 +194,8 @@ fn flags_go_before_own_variables_and_those_before_the_launcher() {
     assert_eq!(launch.token, Some(found(Token::new("hush").expect("a token"), "LEARNER_TOKEN")));
     assert_eq!(launch.run_id, Some(found("mine".into(), "LEARNER_RUN_ID")));
 
-    let flags = Flags { nodes: Some(2), node_rank: Some(1), coordinator: Some("[fd00::1]".into()), gpus_per_node: Some(2) };
+    let coordinator = Some("[fd00::1]".into());
+    let flags = Flags { nodes: Some(2), node_rank: Some(1), coordinator, gpus_per_node: Some(2), port: None };
     let launch = describe(&flags, &variables(&own)).expect("a launch");
     assert_eq!((launch.nodes, launch.node_rank), (found(2, "--nodes"), found(1, "--node-rank")));
     assert_eq!(launch.coordinator, Some(found("[fd00::1]:29600".into(), "--coordinator, default port")));

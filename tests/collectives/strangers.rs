@@ -66,7 +66,7 @@ fn known_kinds_of_garbage_get_one_line_each() {
     );
     let said = survives(&[hello(PROTOCOL + 1)]);
     assert!(
-        said[0].contains("it speaks version 2 of the protocol, this rank version 1: start the same build everywhere"),
+        said[0].contains("it speaks version 3 of the protocol, this rank version 2: start the same build everywhere"),
         "{said:?}"
     );
     // Who only looks whether the port is open is no news.
@@ -123,7 +123,7 @@ fn impostors_get_one_line_each_and_the_job_begins_without_them() {
         let line = refused(2, &|impostor| impostor.world_size = 4);
         assert_eq!(
             line,
-            format!("{at} refuses rank 2: it counts 4 ranks, the coordinator 3: start all nodes with the same --nodes")
+            format!("{at} refuses rank 2: it counts 4 ranks, the coordinator 3: start all nodes with the same --nodes and --gpus-per-node")
         );
         let line = refused(3, &|impostor| impostor.world_size = 3);
         assert_eq!(line, "rank 3 of a world of 3: ranks count from 0");
@@ -149,7 +149,9 @@ fn a_rank_that_comes_late_is_refused() {
     let port = free_ports(3);
     let (first, second) = (rendezvous(port, 0, 2, CALM).0, rendezvous(port, 1, 2, CALM).0);
     let places = on_ranks(vec![first, second.clone()], |settings| join(&settings).expect("a world"));
-    let line = join(&rendezvous(port, 2, 3, CALM).0).err().expect("refused").to_string();
+    // It asks again for as long as that world might be one that is about to end.
+    let soon = Liveness { dead_after_seconds: 3.0, ..CALM };
+    let line = join(&rendezvous(port, 2, 3, soon).0).err().expect("refused").to_string();
     let expected = "run \"test\" has all its 2 ranks already";
     assert_eq!(line, format!("the coordinator at 127.0.0.1:{port} refuses rank 2: {expected}"));
     // On the host of rank 1 already its port is taken.

@@ -3,6 +3,7 @@
 mod bench;
 mod devices;
 mod harness;
+mod launch;
 mod on_policy;
 mod own_tasks;
 mod plan;

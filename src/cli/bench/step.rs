@@ -9,11 +9,11 @@ use super::trace::{self, OperationTime};
 use super::{ModelArguments, Subject};
 use crate::algorithm::ClipSettings;
 use crate::cli::device::{self, Work};
-use crate::cli::{CliError, OutputArguments, print_json, print_text};
+use crate::cli::{CliError, OutputArguments, print_json, print_text, setup};
 use crate::device::{Device, Traced};
 use crate::model::{Model, StepFlops};
 use crate::train::optimizer::AdamWSettings;
-use crate::train::{PolicySettings, StepSettings, Trainer};
+use crate::train::{Policy, PolicySettings, StepSettings, Trainer};
 use crate::types::{Key, Purpose, Sample};
 
 #[derive(clap::Args)]
@@ -109,8 +109,9 @@ fn measure<D: Device>(model: Model<Traced<D>>, arguments: &StepArguments) -> Res
     let settings = StepSettings { micro_batch_tokens: context, ..StepSettings::default() };
     let clip = ClipSettings::default();
     let policy = PolicySettings { temperature: 1.0, clip: &clip };
-    let mut trainer = Trainer::new(model, AdamWSettings::default());
-    let mut step = || match trainer.policy_step(&samples, None, &policy, 1e-6, &settings).skipped {
+    let world = setup::world_of_one(&device)?;
+    let mut trainer = Trainer::new(Policy::whole(model), world, AdamWSettings::default(), &settings);
+    let mut step = || match trainer.policy_step(&samples, None, &policy, 1e-6, &settings).map_err(CliError::failed)?.skipped {
         false => Ok(()),
         true => Err(CliError::Failed("a step had gradients that are not finite: the weights are broken".into())),
     };
@@ -122,6 +123,7 @@ fn measure<D: Device>(model: Model<Traced<D>>, arguments: &StepArguments) -> Res
     trace::write(arguments.model.trace.as_deref(), &spans, "learner bench step")?;
 
     let step_ms = Spread::of(times);
+    let model = trainer.sampler().map_err(CliError::failed)?;
     let peak = device.peaks().map(|peaks| peaks.tensor_flops);
     let tokens: usize = lengths.iter().sum();
     Ok(StepReport {
@@ -129,7 +131,7 @@ fn measure<D: Device>(model: Model<Traced<D>>, arguments: &StepArguments) -> Res
         device: device.describe(),
         devices: 1,
         model: arguments.model.model.display().to_string(),
-        parameters: trainer.model.parameter_count(),
+        parameters: model.parameter_count(),
         context,
         sequence_lengths: lengths,
         micro_batch_tokens: context,
@@ -146,7 +148,7 @@ fn measure<D: Device>(model: Model<Traced<D>>, arguments: &StepArguments) -> Res
         },
         mfu_c6: utilisation(flops.total(StepFlops::CAUSAL), step_ms.median, peak),
         mfu_c12: utilisation(flops.total(StepFlops::FULL), step_ms.median, peak),
-        memory: MemoryTable::of(&trainer.model, Some(context), 0),
+        memory: MemoryTable::of(model, Some(context), 0),
         phases_ms: trace::phase_times(&spans, traced),
         operations: trace::operation_times(&spans),
         notes: NOTES.to_vec(),
@@ -206,6 +208,6 @@ mod tests {
         let trained: Vec<usize> = samples.iter().map(Sample::trained_count).collect();
         assert_eq!(trained, [192, 96, 48, 24, 24]);
         let batches = micro_batches(&samples, 256);
-        assert_eq!(batches.iter().map(|(_, batch)| batch.ids.len()).collect::<Vec<_>>(), [256, 256]);
+        assert_eq!(batches.iter().map(|batch| batch.packed.ids.len()).collect::<Vec<_>>(), [256, 256]);
     }
 }

@@ -1,7 +1,8 @@
 //! A thin safe layer over cudarc: one GPU, one stream that orders everything on it, memory and modules.
 //!
 //! Because all work of a device goes through its one stream, memory that is freed and given out again cannot be written before
-//! the kernels that were launched earlier have read it, and no event is ever needed. cudarc's own tracking by events is off.
+//! the kernels that were launched earlier have read it. Only communicators have streams of their own, ordered with this one by
+//! events (`nccl`). cudarc's own tracking by events is off.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -27,6 +28,14 @@ pub struct Gpu {
 }
 
 impl Gpu {
+    /// Names of the devices that the driver finds, by ordinal. Opens none of them.
+    pub fn names() -> Result<Vec<String>, DeviceError> {
+        let count = CudaContext::device_count().map_err(|error| DeviceError::NoDevice { ordinal: 0, problem: name_of(error) })?;
+        let name = |ordinal| cudarc::driver::result::device::get(ordinal).and_then(cudarc::driver::result::device::get_name);
+        let problem = |ordinal, error| DeviceError::NoDevice { ordinal, problem: name_of(error) };
+        (0..count).map(|ordinal| name(ordinal).map_err(|error| problem(ordinal as usize, error))).collect()
+    }
+
     /// Opens device `ordinal` of whatever driver the process has loaded; the caller has made sure that there is one.
     pub fn open(ordinal: usize, emulator: Option<&'static Emulator>) -> Result<Gpu, DeviceError> {
         let problem = |error: CudaError| DeviceError::NoDevice { ordinal, problem: name_of(error) };
@@ -35,7 +44,7 @@ impl Gpu {
             return Err(DeviceError::NoDevice { ordinal, problem: format!("there are {devices}, counted from 0") });
         }
         let context = CudaContext::new(ordinal).map_err(problem)?;
-        // SAFETY: everything that this context runs is ordered by the one stream below.
+        // SAFETY: everything that this context runs is ordered by the stream below, or with it by events of `nccl`.
         unsafe { context.disable_event_tracking() };
         let attribute = |attribute| context.attribute(attribute).map(|value| value.max(0) as usize).map_err(problem);
         Ok(Gpu {
@@ -51,12 +60,12 @@ impl Gpu {
     }
 
     /// The calls of the driver act on the context of the calling thread.
-    fn bound(&self) -> Result<(), CudaError> {
+    pub fn bound(&self) -> Result<(), CudaError> {
         self.context.bind_to_thread()
     }
 
     /// The result of a call that only a broken device, or a mistake of ours, can make fail.
-    fn expect<T>(&self, what: &str, result: Result<T, CudaError>) -> T {
+    pub fn expect<T>(&self, what: &str, result: Result<T, CudaError>) -> T {
         result.unwrap_or_else(|error| self.fail(what, error))
     }
 
@@ -83,11 +92,32 @@ impl Gpu {
         self.stream.synchronize()
     }
 
+    // ---- other streams ----
+
+    /// A stream beside the device's own, whose blocks go first where both have some: kernels that exchange with other devices wait
+    /// for those devices' kernels, and few of them hold up many.
+    pub fn urgent_stream(&self) -> Result<Arc<CudaStream>, CudaError> {
+        self.bound()?;
+        let (_least, greatest) = result::stream::get_priority_range()?;
+        self.context.new_stream_with_priority(greatest)
+    }
+
+    /// What is asked of stream `then` from now on begins when everything asked of stream `first` so far is done.
+    pub fn order(&self, first: &CudaStream, then: &CudaStream) -> Result<(), CudaError> {
+        self.bound()?;
+        then.wait(&first.record_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))?)
+    }
+
     // ---- time ----
 
-    /// A moment in the stream, to measure from or to.
+    /// A moment in the device's stream, to measure from or to.
     pub fn moment(&self) -> CudaEvent {
-        self.expect("recording an event", self.stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)))
+        self.moment_in(&self.stream)
+    }
+
+    pub fn moment_in(&self, stream: &CudaStream) -> CudaEvent {
+        let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        self.expect("recording an event", self.bound().and_then(|()| stream.record_event(timed)))
     }
 
     /// Waits for both moments: the microseconds between them.

@@ -25,6 +25,13 @@ pub enum DeviceError {
     NoCublasLt { names: String },
     #[error("cuBLASLt does not start: {0}; set gemm = \"own\"")]
     CublasLt(String),
+    #[error(
+        "no NCCL on this machine: libnccl.so is not on the loader's path; install NVIDIA's libnccl2 and libnccl-dev, or link \
+         libnccl.so to the libnccl.so.2 that you have in a folder of LD_LIBRARY_PATH"
+    )]
+    NoNccl,
+    #[error("NCCL does not start: {0} (NCCL_DEBUG=INFO says more)")]
+    Nccl(String),
 }
 
 /// A device that failed while it was running, as one line.

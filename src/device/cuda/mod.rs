@@ -2,8 +2,8 @@
 //! weights, gradients and moments in f32.
 //!
 //! From the ground up: `error` says what went wrong; `emulator` loads the emulated GPU; `driver` is one GPU and its stream;
-//! `allocator` its memory by purpose; `embedded` the compiled kernels, `arguments` what they take, `launch` how they start;
-//! `buffers`, `indices` and `pages` are what they work on. Above these lie the operations: `rows`, `gemm` (with `cublaslt` to
+//! `nccl` its end of a communicator; `allocator` its memory by purpose; `embedded` the compiled kernels, `arguments` what they take,
+//! `launch` how they start; `buffers`, `indices` and `pages` are what they work on. Above these lie the operations: `rows`, `gemm` (with `cublaslt` to
 //! measure against), `attention`, `blocks`, `head`, `optimizer`. The kernels themselves are in `cuda/`.
 //!
 //! Nothing here depends on where memory lies or on how many multiprocessors a card has, but for speed: the same inputs give the
@@ -23,6 +23,7 @@ mod gemm;
 mod head;
 mod indices;
 mod launch;
+mod nccl;
 mod optimizer;
 mod pages;
 mod ranges;
@@ -41,6 +42,7 @@ pub use emulator::{EmulatorSettings, Finding, KernelCounters, LineCounters};
 pub use error::{DeviceError, DeviceFailure};
 pub use head::workspace_bytes as head_workspace_bytes;
 pub use launch::LaunchTime;
+pub use nccl::{Communicator, CommunicatorError, Moment, Request, SharedCall, nccl_version, new_communicator_id};
 pub use pages::PagedKeyValues;
 
 use super::choice::GemmLibrary;
@@ -113,24 +115,38 @@ pub fn kernel_images(real: bool) -> &'static [(&'static str, &'static [u8])] {
 /// Whether this process has begun with real GPUs: the driver's library, once loaded, cannot be exchanged for the emulator's.
 static REAL_IN_USE: AtomicBool = AtomicBool::new(false);
 
+fn begin_with_real_ones() -> Result<(), DeviceError> {
+    if Emulator::is_loaded() {
+        return Err(DeviceError::OtherKindInUse("emulated ones"));
+    }
+    // SAFETY: only looks for the driver's library. Every call of cudarc without one would panic.
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
+        return Err(DeviceError::NoDriver { names: "libcuda.so, libcuda.so.1".to_string() });
+    }
+    REAL_IN_USE.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
 impl CudaDevice {
     /// GPU `ordinal` of this machine, counted from 0.
     ///
     /// # Errors
     /// One line: there is no driver, no such device, or no kernels in this binary, and how to get it.
     pub fn open(ordinal: usize) -> Result<CudaDevice, DeviceError> {
-        if Emulator::is_loaded() {
-            return Err(DeviceError::OtherKindInUse("emulated ones"));
-        }
-        // SAFETY: only looks for the driver's library. Every call of cudarc without one would panic.
-        if !unsafe { cudarc::driver::sys::is_culib_present() } {
-            return Err(DeviceError::NoDriver { names: "libcuda.so, libcuda.so.1".to_string() });
-        }
-        REAL_IN_USE.store(true, Ordering::Relaxed);
+        begin_with_real_ones()?;
         if let Some(reason) = embedded::NO_FAT_BINARIES {
             return Err(DeviceError::NotBuilt(reason));
         }
         CudaDevice::new(Gpu::open(ordinal, None)?, embedded::FAT_BINARIES)
+    }
+
+    /// The GPUs of this machine, as the driver names them, by ordinal.
+    ///
+    /// # Errors
+    /// One line: there is no driver, or it finds none.
+    pub fn names() -> Result<Vec<String>, DeviceError> {
+        begin_with_real_ones()?;
+        Gpu::names()
     }
 
     /// Emulated GPU `ordinal` of `settings.devices`. The settings are those of all emulated GPUs of the process from now on, but

@@ -1,0 +1,113 @@
+//! How a run ends: its summary, its page, and what people are shown.
+
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::ranks::RankError;
+use super::{CliError, OutputArguments, print_json};
+use crate::evaluate::Evaluation;
+use crate::report::{self, Reporter};
+use crate::stage::{RunError, Summary};
+use crate::train::write_atomically;
+use crate::types::Progress;
+
+/// How a run that did not end well is told.
+pub fn explain(error: RunError, directory: &Path) -> RankError {
+    let resume = format!("learner --resume --out {}", directory.display());
+    match error {
+        RunError::Stopped { .. } => RankError::Agreed(CliError::Interrupted(format!("{error}. To go on: {resume}"))),
+        RunError::File(_) | RunError::Checkpoint(_) => {
+            RankError::Own(CliError::Failed(format!("{error}. What was saved before is whole; once mended, go on: {resume}")))
+        }
+        RunError::Ranks(error) => RankError::Stopped(error),
+        error => RankError::Own(CliError::failed(error)),
+    }
+}
+
+/// Writes the summary and the page, and shows the closing table and the curve.
+pub fn finish(
+    summary: &Summary,
+    directory: &Path,
+    reporter: &Reporter,
+    output: &OutputArguments,
+    started: Instant,
+) -> Result<(), CliError> {
+    let text = serde_json::to_vec_pretty(summary).map_err(CliError::failed)?;
+    write_atomically(&directory.join("summary.json"), &text).map_err(CliError::failed)?;
+    let page = report::write_page(directory).map_err(CliError::failed)?;
+
+    let main: Vec<(&str, &Evaluation)> =
+        [("before fine-tuning", "before_rft"), ("after fine-tuning", "after_rft"), ("after RL", "after_rl")]
+            .iter()
+            .filter_map(|(title, name)| summary.evaluation.get(*name).map(|evaluation| (*title, evaluation)))
+            .collect();
+    let (headers, rows) = evaluation_rows(&main);
+    reporter.table("held-out tasks", &headers, &rows);
+    let (line, marks) = curve(directory);
+    reporter.curve("pass rate by step of reinforcement learning (line: training, marks: held out)", "pass rate", &line, &marks);
+    let seconds: Vec<String> = summary.seconds.iter().map(|(phase, seconds)| format!("{phase} {seconds:.1}")).collect();
+    reporter.note(&format!("seconds: {}; this start {:.1}", seconds.join(", "), started.elapsed().as_secs_f64()));
+    reporter.note(&format!(
+        "verdicts: {} from running tests, {} remembered; largest mismatch between sampling and training {}",
+        summary.verdicts_executed, summary.verdicts_remembered, summary.mismatch_max
+    ));
+    if summary.wall_limit_hits > 0 {
+        reporter.warn(&format!(
+            "a wall-clock limit fired in {} episodes: this run may not reproduce bit for bit",
+            summary.wall_limit_hits
+        ));
+    }
+    if summary.episodes_lost > 0 {
+        reporter.warn(&format!("{} episodes were lost to infrastructure faults and left out", summary.episodes_lost));
+    }
+    reporter.note(&format!("weights sha256 {}", summary.weights_sha256));
+    reporter.note(&format!("curves and episodes: {}", page.display()));
+    if output.json { print_json(summary) } else { Ok(()) }
+}
+
+/// Headers and rows of a table of evaluations.
+pub fn evaluation_rows(evaluations: &[(&str, &Evaluation)]) -> (Vec<&'static str>, Vec<Vec<String>>) {
+    let headers =
+        vec!["policy", "pass@1", "95 % interval", "pass@8", "runs tests", "edits again", "turns", "tokens", "unseen structure"];
+    let rows = evaluations
+        .iter()
+        .map(|(title, evaluation)| {
+            let Evaluation { pass_at_1, ci95: [low, high], .. } = evaluation;
+            vec![
+                (*title).to_owned(),
+                format!("{pass_at_1:.3}"),
+                format!("{low:.3} to {high:.3}"),
+                evaluation.pass_at_8.map_or("-".into(), |value| format!("{value:.3}")),
+                format!("{:.2}", evaluation.ran_tests),
+                format!("{:.2}", evaluation.edited_after_failure),
+                format!("{:.1}", evaluation.turns_mean),
+                format!("{:.0}", evaluation.episode_tokens_mean),
+                evaluation.structure.as_ref().map_or("-".into(), |split| format!("{:.3}", split.pass_at_1)),
+            ]
+        })
+        .collect();
+    (headers, rows)
+}
+
+type Points = Vec<(f64, f64)>;
+
+/// Training pass rate by step, and held-out pass@1 where it was measured.
+fn curve(directory: &Path) -> (Points, Points) {
+    let text = std::fs::read_to_string(directory.join("metrics.jsonl")).unwrap_or_default();
+    let (mut line, mut marks): (Points, Points) = Default::default();
+    for metrics in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        let number = |key: &str| metrics.get(key).and_then(Value::as_f64);
+        match (metrics["stage"].as_str(), metrics["name"].as_str()) {
+            (Some("rl"), _) => line.extend(number("step").zip(number("pass_rate"))),
+            (Some("evaluation"), Some("after_rft")) => marks.extend(number("pass_at_1").map(|pass| (0.0, pass))),
+            (Some("evaluation"), Some(name)) if name.starts_with("rl_step_") || name == "after_rl" => {
+                let step = line.last().map_or(0.0, |(step, _)| *step);
+                marks.extend(number("pass_at_1").map(|pass| (step, pass)));
+            }
+            _ => {}
+        }
+    }
+    (line, marks)
+}
