@@ -9,6 +9,7 @@ mod generate;
 mod plan;
 pub mod sandbox;
 pub mod score;
+mod servers;
 mod setup;
 mod signals;
 pub mod tasks;
@@ -107,6 +108,8 @@ enum Command {
     Bench(bench::BenchArguments),
     /// Memory, bytes on the links and time of a step on many GPUs, before they are bought
     Plan(plan::PlanArguments),
+    /// Start, watch, feed and stop the servers that sample for models which do not fit one GPU
+    Servers(servers::ServersArguments),
     /// What this machine offers and what is missing
     Doctor,
     /// Work with run files
@@ -131,6 +134,7 @@ pub fn main() -> ExitCode {
         Some(Command::Sandbox(arguments)) => sandbox::run(&arguments, output.json),
         Some(Command::Bench(arguments)) => bench::run(&arguments, &output),
         Some(Command::Plan(arguments)) => plan::run(&arguments, &output),
+        Some(Command::Servers(arguments)) => servers::run(&arguments, &output),
         Some(Command::Doctor) => doctor::run(&output),
         Some(Command::Config(arguments)) => config::run(&arguments, &output),
     };

@@ -122,6 +122,11 @@ const RUN_FILE: &str = "run.toml";
 pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), CliError> {
     let started = Instant::now();
     let (run_file, directory) = open_run(arguments)?;
+    if run_file.rollout.nodes > 0 {
+        let message =
+            "rollout.nodes: training samples with the built-in engine so far; set it to 0 (`learner servers` starts servers)";
+        return Err(CliError::Refused(message.into()));
+    }
     let choice = run_file.device().map_err(CliError::Refused)?;
     device::run_on(choice, run_file.run.gemm, Training { run_file, directory, output, started })
 }
