@@ -10,6 +10,7 @@ mod layouts;
 mod links;
 mod memory;
 mod mesh;
+mod servers;
 mod sharding;
 
 pub use context::{BatchShard, CHUNK_TOKENS, ContextPlan, Slice, pairs_per_token};
@@ -21,4 +22,5 @@ pub use layouts::{Candidate, Objection, candidates};
 pub use links::Links;
 pub use memory::RankMemory;
 pub use mesh::{Coordinates, Mesh, MeshError, Placement};
+pub use servers::{ServerEstimate, ServerWorkload};
 pub use sharding::{Collective, Group, SCALARS, ShardedSizes, Stage, TensorShards, Transfer, Work, micro_batch_schedule};
