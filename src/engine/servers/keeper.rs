@@ -29,6 +29,8 @@ const SERVER_ARGUMENT: &str = "become-server";
 const TICK: Duration = Duration::from_millis(50);
 /// Killed processes are waited for, at most. One in the middle of a system call ends only after it.
 pub(super) const KILL: Duration = Duration::from_secs(10);
+/// Begins what one process has written in a log.
+const HEADING: &str = "--- process ";
 /// As a shell says of a program that cannot be started.
 const NOT_STARTED: i32 = 127;
 
@@ -121,7 +123,7 @@ fn keep() -> io::Result<Ended> {
     let job: Job = serde_json::from_str(&line)?;
     let mut log = Log::open(&job.log, job.log_bytes)?;
     let (output, server) = start(&job)?;
-    log.write(format!("--- process {}: {}\n", server.as_raw_nonzero(), job.command.join(" ")).as_bytes());
+    log.write(format!("{HEADING}{}: {}\n", server.as_raw_nonzero(), job.command.join(" ")).as_bytes());
     let mut keeper = Keeper { server, status: None, output: Some(output), log };
     Ok(keeper.run(Duration::from_secs_f64(job.stop_seconds)))
 }
@@ -309,7 +311,7 @@ fn older(log: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// The last lines of a server's output, in one line, for messages.
+/// The last lines of a server's newest process, in one line, for messages.
 pub(super) fn last_words(log: &Path) -> String {
     const LINES: usize = 3;
     const BYTES: usize = 400;
@@ -318,7 +320,12 @@ pub(super) fn last_words(log: &Path) -> String {
     if text.len() < BYTES {
         text = read(&older(log)) + &text;
     }
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("--- ")).collect();
+    // Of the last process alone.
+    let text = match text.rsplit_once(HEADING) {
+        Some((_, of_process)) => of_process.split_once('\n').map_or("", |(_, output)| output),
+        None => &text,
+    };
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let joined = lines[lines.len().saturating_sub(LINES)..].join(" | ");
     let printable: String = joined.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let start = printable.char_indices().rev().nth(BYTES - 1).map_or(0, |(start, _)| start);
@@ -356,5 +363,7 @@ mod tests {
         assert!(last_words(&path).ends_with("x | the last  [1mone"), "{}", last_words(&path));
         assert!(last_words(&path).len() < 500);
         assert_eq!(last_words(&folder.path().join("none")), "");
+        Log::open(&path, 1000).unwrap().write(b"--- process 7: false\n");
+        assert_eq!(last_words(&path), "", "it has said nothing");
     }
 }

@@ -18,8 +18,9 @@ const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(60);
 /// A server that is still starting says so this often.
 const STARTING_NOTICE: Duration = Duration::from_secs(30);
-/// One question about a server's health, at most; it has more of them.
+/// One question about a server's health has so long, and so long at least: what a late one is told shall not be that it came too late.
 const PROBE: Duration = Duration::from_secs(10);
+const SHORTEST_PROBE: Duration = Duration::from_secs(1);
 
 /// What launchers tell the learner's own processes. Servers that found it would take themselves for ranks of the learner's job.
 const LAUNCHERS_VARIABLES: [&str; 9] = [
@@ -151,7 +152,10 @@ impl Watcher {
         let mut process = Process::start(&self.place.program, &job)
             .map_err(|error| End::Trouble(format!("{}: {error}", self.place.program.display())))?;
         self.notice(false, &format!("starting on GPUs {}, output in {}", self.plan.gpus, self.log.display()));
-        self.wait_for_health(&mut process, &job, started)?;
+        self.wait_for_health(&mut process, started).map_err(|end| match end {
+            End::Trouble(reason) => End::Trouble(format!("{reason}; the command was: {}", job.command.join(" "))),
+            End::Stop => End::Stop,
+        })?;
         let deadline = Instant::now() + Duration::from_secs_f64(self.settings.load_seconds);
         let verified = self
             .ask(&mut process, deadline, |session| session.adopt(&weights))?
@@ -200,8 +204,7 @@ impl Watcher {
     /// Asks once; the time of the last healthy answer.
     fn probe(&self, process: &mut Process, healthy: Instant) -> Result<Instant, End> {
         let bound = healthy + Duration::from_secs_f64(self.settings.unhealthy_seconds);
-        let deadline = bound.min(Instant::now() + PROBE);
-        match self.ask(process, deadline, |session| session.health())? {
+        match self.ask(process, probe_deadline(bound), |session| session.health())? {
             Ok(()) => Ok(Instant::now()),
             Err(error) if Instant::now() >= bound => {
                 let seconds = healthy.elapsed().as_secs_f64();
@@ -236,17 +239,12 @@ impl Watcher {
         }
     }
 
-    fn wait_for_health(&self, process: &mut Process, job: &Job, started: Instant) -> Result<(), End> {
+    fn wait_for_health(&self, process: &mut Process, started: Instant) -> Result<(), End> {
         let launched = Instant::now();
         let deadline = launched + Duration::from_secs_f64(self.settings.start_seconds);
         let mut next_notice = launched + STARTING_NOTICE;
         loop {
-            let now = Instant::now();
-            let answer = self.ask(process, deadline.min(now + PROBE), |session| session.health());
-            let answer = answer.map_err(|end| match end {
-                End::Trouble(reason) => End::Trouble(format!("{reason}; the command was: {}", job.command.join(" "))),
-                End::Stop => End::Stop,
-            })?;
+            let answer = self.ask(process, probe_deadline(deadline), |session| session.health())?;
             let Err(error) = answer else { return Ok(()) };
             if Instant::now() >= deadline {
                 let seconds = self.settings.start_seconds;
@@ -330,6 +328,12 @@ impl Watcher {
     fn notice(&self, trouble: bool, text: &str) {
         (self.on_notice)(&Notice { address: self.plan.address.clone(), text: text.to_string(), trouble });
     }
+}
+
+/// When a question about health is answered too late, if nothing good came until `bound`.
+fn probe_deadline(bound: Instant) -> Instant {
+    let now = Instant::now();
+    bound.min(now + PROBE).max(now + SHORTEST_PROBE)
 }
 
 #[cfg(test)]
