@@ -7,5 +7,9 @@ fn main() -> ExitCode {
     if let Some(code) = learner::sandbox::helper_if_asked() {
         return code;
     }
+    // The same holds for the keeper of a server.
+    if let Some(code) = learner::engine::servers::keeper_if_asked() {
+        return code;
+    }
     learner::cli::main()
 }

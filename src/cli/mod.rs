@@ -15,6 +15,7 @@ mod ranks;
 mod restart;
 pub mod sandbox;
 pub mod score;
+mod servers;
 mod setup;
 mod signals;
 pub mod tasks;
@@ -121,6 +122,8 @@ enum Command {
     Bench(bench::BenchArguments),
     /// Memory, bytes on the links and time of a step on many GPUs, before they are bought
     Plan(plan::PlanArguments),
+    /// Start, watch, feed and stop the servers that sample for models which do not fit one GPU
+    Servers(servers::ServersArguments),
     /// What this machine offers and what is missing
     Doctor(doctor::DoctorArguments),
     /// Work with run files
@@ -146,6 +149,7 @@ pub fn main() -> ExitCode {
         Some(Command::Bench(arguments)) => bench::run(&arguments, &output),
         Some(Command::Plan(arguments)) => plan::run(&arguments, &output),
         Some(Command::Doctor(arguments)) => doctor::run(&arguments, &output),
+        Some(Command::Servers(arguments)) => servers::run(&arguments, &output),
         Some(Command::Config(arguments)) => config::run(&arguments, &output),
     };
     match result {

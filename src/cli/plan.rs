@@ -11,7 +11,7 @@ use crate::device::Peaks;
 use crate::model::ModelConfig;
 use crate::parallel::{
     ATTENTION_BACKWARD_SHARE, ATTENTION_FORWARD_SHARE, Candidate, GpuSpecification, MATRIX_SHARE, MEMORY_SHARE, RESERVED_BYTES,
-    StepEstimate, Workload, candidates,
+    ServerEstimate, ServerWorkload, StepEstimate, Workload, candidates,
 };
 use crate::report::table;
 use crate::types::{bytes, percent};
@@ -36,9 +36,18 @@ pub struct PlanArguments {
     /// Sequences of a step over all GPUs; by default as many as there are GPUs
     #[arg(long)]
     sequences: Option<usize>,
-    /// Sequences that the built-in engine samples at once on every GPU; with 0 rollouts happen elsewhere
+    /// Sequences that the built-in engine samples at once on every GPU, or a server where there are any; 0: they are not counted
     #[arg(long, default_value_t = 0)]
     rollout_sequences: usize,
+    /// Of the machines, those that sample on servers instead of training
+    #[arg(long, default_value_t = 0)]
+    rollout_nodes: usize,
+    /// GPUs of one server
+    #[arg(long, default_value_t = 1)]
+    tensor_parallel: usize,
+    /// Bytes per second between one machine and the file system by which servers get weights, in GB/s
+    #[arg(long, value_name = "GB/S", default_value_t = 10.0)]
+    file_system: f64,
     /// Bytes per second that one GPU receives from its own node, in GB/s; by default that of the kind
     #[arg(long, value_name = "GB/S")]
     nvlink: Option<f64>,
@@ -63,6 +72,7 @@ struct PlanReport {
     model: String,
     parameters: usize,
     gpu: &'static str,
+    /// Those that train.
     nodes: usize,
     gpus_per_node: usize,
     context: usize,
@@ -77,6 +87,8 @@ struct PlanReport {
     payload_bytes_per_step: BTreeMap<&'static str, u64>,
     step_seconds: f64,
     seconds: SecondsReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    servers: Option<ServersReport>,
     tokens_per_second_per_gpu: f64,
     mfu_c6: f64,
     mfu_c12: f64,
@@ -108,6 +120,20 @@ struct SecondsReport {
     optimizer: f64,
 }
 
+/// Of the machines that sample on servers.
+#[derive(Serialize)]
+struct ServersReport {
+    nodes: usize,
+    servers: usize,
+    tensor_parallel: usize,
+    per_gpu_bytes: BTreeMap<&'static str, u64>,
+    /// Of each update of the weights: what a training and a rollout node exchange with the file system.
+    written_per_node: u64,
+    read_per_node: u64,
+    write_seconds: f64,
+    load_seconds: f64,
+}
+
 #[derive(Serialize)]
 struct CandidateReport {
     data_parallel: usize,
@@ -124,14 +150,16 @@ pub fn run(arguments: &PlanArguments, output: &OutputArguments) -> Result<(), Cl
     let gpu = arguments.gpu()?;
     let peaks = gpu.peaks().ok_or_else(|| CliError::Refused(format!("--gpu {}: its peaks are not known", gpu.name)))?;
     let workload = arguments.workload()?;
-    let cluster = (arguments.nodes, arguments.gpus_per_node);
+    let servers = arguments.servers(&config, &gpu)?;
+    let cluster = (arguments.training_nodes(), arguments.gpus_per_node);
     let candidates = candidates(&config, cluster, &gpu, &peaks, &workload)
         .map_err(|error| CliError::Refused(format!("--nodes, --gpus-per-node: {error}")))?;
     let best = candidates.iter().find(|candidate| candidate.objection.is_none());
     let Some((best, estimate)) = best.and_then(|best| Some((best, best.estimate.as_ref()?))) else {
         return Err(CliError::Failed(nothing_fits(&candidates)));
     };
-    let report = report(arguments, &config, &gpu, &peaks, &workload, &candidates, (best, estimate));
+    let mut report = report(arguments, &config, &gpu, &peaks, &workload, &candidates, (best, estimate));
+    report.add_servers(arguments, &gpu, servers);
     if output.json { print_json(&report) } else { print_text(&report.text()) }
 }
 
@@ -165,7 +193,8 @@ impl PlanArguments {
     }
 
     fn workload(&self) -> Result<Workload, CliError> {
-        let sequences = self.sequences.unwrap_or_else(|| self.nodes.saturating_mul(self.gpus_per_node).clamp(1, MOST_SEQUENCES));
+        let gpus = self.training_nodes().saturating_mul(self.gpus_per_node);
+        let sequences = self.sequences.unwrap_or_else(|| gpus.clamp(1, MOST_SEQUENCES));
         for (flag, given, range) in [
             ("--context", self.context, 1..=MOST_TOKENS),
             ("--sequences", sequences, 1..=MOST_SEQUENCES),
@@ -176,7 +205,43 @@ impl PlanArguments {
                 return Err(CliError::Refused(message));
             }
         }
-        Ok(Workload { context: self.context, sequences, engine_sequences: self.rollout_sequences })
+        let engine_sequences = if self.rollout_nodes > 0 { 0 } else { self.rollout_sequences };
+        Ok(Workload { context: self.context, sequences, engine_sequences })
+    }
+
+    fn training_nodes(&self) -> usize {
+        self.nodes.saturating_sub(self.rollout_nodes)
+    }
+
+    /// What servers take, if there are any.
+    fn servers(&self, config: &ModelConfig, gpu: &GpuSpecification) -> Result<Option<ServerEstimate>, CliError> {
+        if self.rollout_nodes == 0 {
+            return Ok(None);
+        }
+        if !(1e-3..1e6).contains(&self.file_system) {
+            let message = format!("--file-system {}: must be from 0.001 to 1000000 GB/s", self.file_system);
+            return Err(CliError::Refused(message));
+        }
+        let workload = ServerWorkload {
+            training_nodes: self.training_nodes(),
+            rollout_nodes: self.rollout_nodes,
+            gpus_per_node: self.gpus_per_node,
+            tensor_parallel: self.tensor_parallel,
+            sequences: self.rollout_sequences,
+            context: self.context,
+            file_system: 1e9 * self.file_system,
+            pcie: gpu.pcie,
+        };
+        let estimate = ServerEstimate::of(config, &workload)
+            .map_err(|problem| CliError::Refused(format!("--nodes, --rollout-nodes, --tensor-parallel: {problem}")))?;
+        if estimate.total() > gpu.usable_bytes() {
+            let (needed, usable) = (bytes(estimate.total()), bytes(gpu.usable_bytes()));
+            let message = format!(
+                "a server's GPU needs {needed} of {usable}; more --tensor-parallel or fewer --rollout-sequences would help"
+            );
+            return Err(CliError::Failed(message));
+        }
+        Ok(Some(estimate))
     }
 }
 
@@ -227,7 +292,7 @@ fn report(
         model: arguments.model.display().to_string(),
         parameters: config.parameter_count(),
         gpu: gpu.name,
-        nodes: arguments.nodes,
+        nodes: arguments.training_nodes(),
         gpus_per_node: arguments.gpus_per_node,
         context: workload.context,
         sequences: workload.sequences,
@@ -243,13 +308,34 @@ fn report(
             exposed_communication: estimate.exposed_seconds,
             optimizer: estimate.optimizer_seconds,
         },
+        servers: None,
         tokens_per_second_per_gpu: estimate.tokens as f64 / estimate.step_seconds() / ranks as f64,
         mfu_c6: estimate.mfu_c6,
         mfu_c12: estimate.mfu_c12,
         layouts: candidates.iter().map(CandidateReport::of).collect(),
         assumptions: assumptions(gpu, peaks),
-        notes: notes(config, workload, ranks),
+        notes: notes(arguments, config, workload, ranks),
         purposes: purposes.to_vec(),
+    }
+}
+
+impl ServersReport {
+    fn lines(&self) -> [String; 2] {
+        let [weights, caches] = ["weights", "caches"].map(|purpose| bytes(self.per_gpu_bytes.get(purpose).copied().unwrap_or(0)));
+        [
+            format!(
+                "  servers         {} of {} GPUs on {} more nodes, each GPU {weights} of weights and {caches} of keys and values",
+                self.servers, self.tensor_parallel, self.nodes
+            ),
+            format!(
+                "  weights to them {:.1} s: {:.1} writing ({} a node), {:.1} loading ({} a node)",
+                self.write_seconds + self.load_seconds,
+                self.write_seconds,
+                bytes(self.written_per_node),
+                self.load_seconds,
+                bytes(self.read_per_node)
+            ),
+        ]
     }
 }
 
@@ -320,16 +406,16 @@ fn assumptions(gpu: &GpuSpecification, peaks: &Peaks) -> Vec<String> {
     ]
 }
 
-fn notes(config: &ModelConfig, workload: &Workload, ranks: usize) -> Vec<String> {
+fn notes(arguments: &PlanArguments, config: &ModelConfig, workload: &Workload, ranks: usize) -> Vec<String> {
     let mut notes = Vec::new();
     if ranks > 1 {
         notes.push(format!("planned for {ranks} ranks; this build trains on one"));
     } else {
         notes.push("planned with layers computed again in the backward; this build keeps their activations".to_string());
     }
-    if workload.engine_sequences == 0 {
+    if arguments.rollout_sequences == 0 {
         notes.push(
-            "rollouts are not counted: --rollout-sequences adds the built-in engine's whole model and its caches".to_string(),
+            "rollouts are not counted: --rollout-sequences adds the built-in engine's whole model and its caches, or those of servers".to_string(),
         );
     }
     if workload.context > config.max_positions {
@@ -342,6 +428,29 @@ fn notes(config: &ModelConfig, workload: &Workload, ranks: usize) -> Vec<String>
 }
 
 impl PlanReport {
+    fn add_servers(&mut self, arguments: &PlanArguments, gpu: &GpuSpecification, servers: Option<ServerEstimate>) {
+        let Some(estimate) = servers else { return };
+        self.assumptions.push(format!(
+            "servers: weights go through a file system at {} GB/s for each node, then to each GPU at {} GB/s; sampling is not counted",
+            arguments.file_system,
+            gpu.pcie / 1e9
+        ));
+        self.servers = Some(ServersReport {
+            nodes: arguments.rollout_nodes,
+            servers: estimate.servers,
+            tensor_parallel: arguments.tensor_parallel,
+            per_gpu_bytes: BTreeMap::from([
+                ("weights", estimate.weights),
+                ("caches", estimate.caches),
+                ("total", estimate.total()),
+            ]),
+            written_per_node: estimate.written_per_node,
+            read_per_node: estimate.checkpoint,
+            write_seconds: estimate.write_seconds,
+            load_seconds: estimate.load_seconds,
+        });
+    }
+
     fn text(&self) -> String {
         let mut lines = vec![
             format!(
@@ -363,8 +472,9 @@ impl PlanReport {
                 bytes(self.bytes_per_step.nvlink),
                 bytes(self.bytes_per_step.network)
             ),
-            String::new(),
         ];
+        lines.extend(self.servers.iter().flat_map(ServersReport::lines));
+        lines.push(String::new());
         let total = self.per_gpu_bytes.get("total").copied().unwrap_or(0);
         let rows = self.purposes.iter().copied().filter(|&(_, count)| count > 0).chain([("total", total)]);
         let rows: Vec<Vec<String>> = rows.map(|(purpose, count)| vec![purpose.replace('_', " "), bytes(count)]).collect();

@@ -26,6 +26,7 @@ pub struct RunFile {
     pub tasks: TaskSettings,
     pub agent: agent::Settings,
     pub engine: engine::Settings,
+    pub rollout: engine::servers::Settings,
     pub rft: stage::RftSettings,
     pub rl: stage::RlSettings,
     pub step: StepSettings,
@@ -119,6 +120,7 @@ impl RunFile {
         }
         self.agent.check()?;
         self.engine.check()?;
+        self.rollout.check()?;
         self.rft.check()?;
         self.rl.check()?;
         self.step.check()?;

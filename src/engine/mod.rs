@@ -2,6 +2,7 @@
 //! it and never learns whether the tokens were sampled in this process or by a server.
 
 mod builtin;
+pub mod servers;
 
 use serde::{Deserialize, Serialize};
 

@@ -32,19 +32,28 @@ pub struct GpuSpecification {
     pub nvlink: f64,
     /// Between nodes, bytes per second that one GPU receives through a network card of its own.
     pub network: f64,
+    /// Bytes per second from its node's memory.
+    pub pcie: f64,
 }
 
 /// Speeds are what collectives reach: 400 of H100's and H200's 450 GB/s, and 45 of the 50 GB/s of a 400 Gb/s card; the same shares of A100's
-/// 300 GB/s and 200 Gb/s. Memory is that of the data sheets.
+/// 300 GB/s and 200 Gb/s; 50 of PCIe 5's 64 GB/s, 25 of PCIe 4's 32. Memory is that of the data sheets.
 const GPUS: &[GpuSpecification] = &[
-    gpu("h200", "NVIDIA H200", 141, 400e9, 45e9),
-    gpu("h100", "NVIDIA H100 80GB HBM3", 80, 400e9, 45e9),
-    gpu("a100", "NVIDIA A100-SXM4-80GB", 80, 267e9, 22.5e9),
-    gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", 40, 267e9, 22.5e9),
+    gpu("h200", "NVIDIA H200", 141, 400e9, 45e9, 50e9),
+    gpu("h100", "NVIDIA H100 80GB HBM3", 80, 400e9, 45e9, 50e9),
+    gpu("a100", "NVIDIA A100-SXM4-80GB", 80, 267e9, 22.5e9, 25e9),
+    gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", 40, 267e9, 22.5e9, 25e9),
 ];
 
-const fn gpu(name: &'static str, driver_name: &'static str, gigabytes: u64, nvlink: f64, network: f64) -> GpuSpecification {
-    GpuSpecification { name, driver_name, memory_bytes: gigabytes * 1_000_000_000, nvlink, network }
+const fn gpu(
+    name: &'static str,
+    driver_name: &'static str,
+    gigabytes: u64,
+    nvlink: f64,
+    network: f64,
+    pcie: f64,
+) -> GpuSpecification {
+    GpuSpecification { name, driver_name, memory_bytes: gigabytes * 1_000_000_000, nvlink, network, pcie }
 }
 
 impl GpuSpecification {

@@ -28,6 +28,8 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Serialize};
 
 pub use limits::Limits;
+#[cfg(target_os = "linux")]
+pub use linux::kill_descendants;
 pub use request::{Request, RunResult, RunVerdict, TestRequest, TestRun};
 
 /// How strongly a run is kept from the machine and from other runs.

@@ -108,6 +108,25 @@ fn the_largest_plan_has_an_answer() {
     assert!(said.contains("no layout fits"), "{said}");
 }
 
+/// 72B on 12 nodes that train, and on 4 with two servers of 4 GPUs each; the numbers of the training part are those of 12 nodes.
+#[test]
+fn servers_are_counted_beside_the_nodes_that_train() {
+    let servers = ["--rollout-nodes", "4", "--tensor-parallel", "4", "--rollout-sequences", "2", "--file-system", "10"];
+    let with = plan("qwen2.5-72b", "16", "131072", &servers);
+    let without = plan("qwen2.5-72b", "12", "131072", &[]);
+    for key in ["nodes", "sequences", "per_gpu_bytes", "bytes_per_step", "step_seconds", "layouts"] {
+        assert_eq!(with[key], without[key], "{key}");
+    }
+    assert!(without["servers"].is_null());
+    let servers = &with["servers"];
+    assert_eq!((number(&servers["servers"]), number(&servers["nodes"])), (8, 4));
+    let memory = &servers["per_gpu_bytes"];
+    assert_eq!(number(&memory["caches"]), 2 * 80 * 131_072 * 2 * 2 * 128 * 2);
+    assert_eq!(number(&memory["total"]), number(&memory["weights"]) + number(&memory["caches"]));
+    assert_eq!(number(&servers["read_per_node"]), 4 * 72_706_203_648);
+    assert!((servers["load_seconds"].as_f64().unwrap() - 29.08).abs() < 0.01);
+}
+
 #[test]
 fn people_read_the_assumptions_too() {
     let arguments = ["--model", "qwen3-8b", "--nodes", "2", "--gpus-per-node", "8", "--gpu", "h100", "--context", "32768"];
@@ -136,6 +155,20 @@ fn what_cannot_be_planned_is_refused() {
         (base("tiny", "1", "h200", "4096"), &["--sequences", "0"], 2, &["--sequences 0"]),
         (base("tiny", "1", "h200", "4096"), &["--network", "0"], 2, &["--network 0"]),
         (base("tiny", "1", "h200", "4096"), &["--nvlink", "nan"], 2, &["--nvlink NaN"]),
+        (base("tiny", "2", "h200", "4096"), &["--rollout-nodes", "2"], 2, &["--rollout-nodes", "at least one"]),
+        (
+            base("tiny", "2", "h200", "4096"),
+            &["--rollout-nodes", "1", "--tensor-parallel", "3"],
+            2,
+            &["--tensor-parallel", "8 GPUs"],
+        ),
+        (base("tiny", "2", "h200", "4096"), &["--rollout-nodes", "1", "--file-system", "0"], 2, &["--file-system 0"]),
+        (
+            base("qwen2.5-72b", "9", "a100-40gb", "131072"),
+            &["--rollout-nodes", "1"],
+            1,
+            &["a server's GPU needs", "tensor-parallel"],
+        ),
         (base("qwen2.5-72b", "1", "a100-40gb", "131072"), &[], 1, &["no layout fits", "needs", "GB"]),
     ] {
         let output = run(&[&arguments[..], more].concat());

@@ -30,6 +30,7 @@ pub use helper::helper_main;
 use launch::{Launcher, Start};
 use python::Python;
 use slots::Slots;
+pub use usage::kill_descendants;
 
 use super::{HELPER, Limits, Request, RunResult, RunVerdict, SandboxError, Settings, TestRequest, TestRun, Tier};
 use crate::types::Workspace;
