@@ -14,7 +14,8 @@ pub enum Objective {
     /// `max(-A r, -A clip(r))` (PPO, Schulman et al. 2017; GRPO; DAPO eq. 8).
     #[default]
     Clip,
-    /// The same with the geometric mean of the whole sequence's ratios in place of `r` (GSPO, arXiv 2507.18071).
+    /// The same with the geometric mean of the whole sequence's ratios in place of `r` (GSPO, arXiv 2507.18071). Each token's
+    /// share of the gradient takes the token's own importance weight, as in verl.
     Gspo,
     /// `-clip(r) A log_prob` with the clipped ratio held constant: no token loses its gradient (CISPO, arXiv 2506.13585).
     Cispo,
