@@ -7,8 +7,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::advantages::{AdvantageSettings, EQUAL_WITHIN, advantages, has_signal};
+use super::rewards::{RewardSettings, reward};
 use super::settings::{Problems, SettingErrors};
-use crate::types::Ending;
+use crate::types::{Ending, Episode};
 
 /// Whether a masked attempt still counts for its siblings. Two published programs differ here, and these are two
 /// different algorithms.
@@ -79,6 +80,17 @@ pub struct Attempt {
 }
 
 impl Attempt {
+    /// An episode with its reward. Its response, for a penalty on tokens, goes from the first sampled token to the last.
+    pub fn of(episode: &Episode, rewards: &RewardSettings) -> Attempt {
+        let passed = (!episode.verdict.infrastructure()).then(|| episode.verdict.passed());
+        let sampled = &episode.transcript.sampled;
+        let first = sampled.iter().position(|&sampled| sampled);
+        let last = sampled.iter().rposition(|&sampled| sampled);
+        let tokens = first.zip(last).map_or(0, |(first, last)| last + 1 - first);
+        let reward = reward(passed == Some(true), episode.counts.turns.into(), tokens as u64, rewards);
+        Attempt { ending: episode.ending, passed, reward: reward.total() }
+    }
+
     fn lost(&self) -> bool {
         self.ending == Ending::Infrastructure || self.passed.is_none()
     }
@@ -173,8 +185,10 @@ pub fn standings(attempts: &[Attempt], filters: &FilterSettings, estimator: &Adv
 
 #[cfg(test)]
 mod tests {
+    use super::super::rewards::{OverlongPenaltySettings, StepPenaltySettings};
     use super::Standing::*;
     use super::*;
+    use crate::types::{EpisodeCounts, Transcript, Verdict};
     use proptest::prelude::*;
 
     fn attempt(ending: Ending, passed: bool) -> Attempt {
@@ -207,6 +221,38 @@ mod tests {
         assert_eq!(of(&attempts, &FilterSettings::default())[2..], [Trained(-1.0 / 3.0); 2]);
         assert!(inside[2].counts_as_sequence() && !outside[2].counts_as_sequence());
         assert_eq!((inside[1].advantage(), inside[2].advantage()), (Some(-1.0 / 3.0), None));
+    }
+
+    #[test]
+    fn an_episode_is_an_attempt() {
+        let mut transcript = Transcript::default();
+        transcript.push_environment(&[1; 50]);
+        transcript.push_sampled(&[2; 60], &[-1.0; 60], 0);
+        transcript.push_environment(&[3; 20]);
+        transcript.push_sampled(&[4; 10], &[-1.0; 10], 0);
+        transcript.push_environment(&[5; 5]);
+        let mut episode = Episode {
+            task_id: "task".into(),
+            task_index: 0,
+            sample_index: 0,
+            transcript,
+            ending: Ending::Submitted,
+            verdict: Verdict::Passed,
+            counts: EpisodeCounts { turns: 25, ..EpisodeCounts::default() },
+        };
+        let rewards = RewardSettings {
+            step_penalty: Some(StepPenaltySettings { free_turns: 10, turn_limit: 40, weight: 1.0 }),
+            overlong_penalty: Some(OverlongPenaltySettings { token_limit: 100, buffer_tokens: 20, weight: 1.0 }),
+            ..RewardSettings::default()
+        };
+        let attempt = |episode: &Episode| Attempt::of(episode, &rewards);
+        let expected = Attempt { ending: Ending::Submitted, passed: Some(true), reward: 1.0 - 0.5 - 0.5 };
+        assert_eq!(attempt(&episode), expected, "90 tokens of response");
+        episode.verdict = Verdict::Infrastructure("the sandbox broke".into());
+        assert_eq!(attempt(&episode).passed, None);
+        episode.transcript = Transcript::default();
+        episode.verdict = Verdict::Failed("not submitted".into());
+        assert_eq!(attempt(&episode), Attempt { passed: Some(false), reward: -0.5, ..expected });
     }
 
     #[test]

@@ -230,9 +230,10 @@ mod tests {
     use proptest::prelude::*;
 
     /// Loss and gradient of one token whose probability went from `exp(-5)` to `ratio` times that.
-    fn one_token(advantage: f32, ratio: f64, settings: &ClipSettings) -> (f64, f32) {
-        let result = clipped_policy_loss(&[(-5.0 + ratio.ln()) as f32], &[-5.0], &[advantage], settings, 1.0);
-        (result.loss, result.cotangents[0])
+    fn one_token<R: Real>(advantage: f64, ratio: f64, settings: &ClipSettings) -> (f64, f64) {
+        let [log_prob, old, advantage] = [-5.0 + ratio.ln(), -5.0, advantage].map(R::rounded);
+        let result = clipped_policy_loss(&[log_prob], &[old], &[advantage], settings, 1.0);
+        (result.loss, result.cotangents[0].into())
     }
 
     #[test]
@@ -251,24 +252,76 @@ mod tests {
             (1.0, 0.5, &dapo, -0.5, -0.5),
         ];
         for (advantage, ratio, settings, loss, gradient) in cases {
-            let (found_loss, found_gradient) = one_token(advantage, ratio, settings);
-            assert!((found_loss - loss).abs() < 1e-6, "A {advantage} r {ratio}: loss {found_loss}, not {loss}");
-            assert!(
-                (found_gradient - gradient).abs() < 1e-6,
-                "A {advantage} r {ratio}: gradient {found_gradient}, not {gradient}"
-            );
+            let double = one_token::<f64>(advantage, ratio, settings);
+            let single = one_token::<f32>(advantage, ratio, settings);
+            for (found, tolerance) in [(double, 4e-15), (single, 1e-6)] {
+                assert!((found.0 - loss).abs() < tolerance, "A {advantage} r {ratio}: loss {}, not {loss}", found.0);
+                assert!((found.1 - gradient).abs() < tolerance, "A {advantage} r {ratio}: gradient {}, not {gradient}", found.1);
+            }
         }
+    }
+
+    /// Loss, cotangents and statistics of two sequences of two and one tokens, all trained, under other objectives.
+    fn two_sequences(settings: &LossSettings) -> PolicyLoss<f64> {
+        let tokens = PolicyTokens {
+            starts: &[0, 2, 3],
+            trained: &[true; 3],
+            log_probs: &[-1.0 + 4f64.ln(), -2.0, -3.0 + 0.5f64.ln()],
+            old_log_probs: &[-1.0, -2.0, -3.0],
+            advantages: &[1.0, 1.0, -2.0],
+            weights: Some(&[0.5, 1.0, 2.0]),
+            reference_log_probs: None,
+            entropies: None,
+        };
+        policy_loss(&tokens, settings, &Denominators { tokens: 3.0, sequences: 2.0 })
+    }
+
+    #[track_caller]
+    fn assert_all_close(found: &[f64], expected: &[f64]) {
+        let close = found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-14);
+        assert!(close && found.len() == expected.len(), "{found:?}, not {expected:?}");
+    }
+
+    #[test]
+    fn gspo_has_one_ratio_per_sequence() {
+        let settings = |epsilon_high| LossSettings {
+            objective: Objective::Gspo,
+            aggregation: Aggregation::SeqMeanTokenMean,
+            clip: ClipSettings { epsilon_low: 0.6, epsilon_high, dual_clip: None },
+            ..LossSettings::default()
+        };
+        // Ratios sqrt(4 x 1) = 2 and 0.5; denominators 2 x 2 and 2 x 1.
+        let open = two_sequences(&settings(1.5));
+        assert_all_close(&open.cotangents, &[-0.5 * 2.0 / 4.0, -2.0 / 4.0, 2.0 * 2.0 * 0.5 / 2.0]);
+        assert_all_close(&[open.loss], &[-0.25 - 0.5 + 1.0]);
+        assert_all_close(&[open.statistics.ratio_min, open.statistics.ratio_max], &[0.5, 2.0]);
+        let held = two_sequences(&settings(0.5));
+        assert_all_close(&held.cotangents, &[0.0, 0.0, 1.0]);
+        assert_all_close(&[held.loss], &[(-0.5 * 1.5 - 1.5) / 4.0 + 1.0]);
+        assert_eq!((held.statistics.clip_fraction_high(), held.statistics.clip_fraction_low()), (2.0 / 3.0, 0.0));
+    }
+
+    #[test]
+    fn cispo_and_reinforce_keep_every_gradient() {
+        let settings = |objective| LossSettings { objective, ..LossSettings::default() };
+        let cispo = two_sequences(&settings(Objective::Cispo));
+        assert_all_close(&cispo.cotangents, &[-0.5 * 1.28 / 3.0, -1.0 / 3.0, 2.0 * 2.0 * 0.8 / 3.0]);
+        assert_eq!((cispo.statistics.clipped, cispo.statistics.clipped_high), (2, 1));
+        let reinforce = two_sequences(&settings(Objective::Reinforce));
+        assert_all_close(&reinforce.cotangents, &[-0.5 / 3.0, -1.0 / 3.0, 4.0 / 3.0]);
+        let terms = -0.5 * (-1.0 + 4f64.ln()) + 2.0 + 4.0 * (-3.0 + 0.5f64.ln());
+        assert_all_close(&[reinforce.loss], &[terms / 3.0]);
     }
 
     #[test]
     fn gradient_is_the_derivative() {
         let settings = ClipSettings { dual_clip: Some(3.0), ..ClipSettings::default() };
-        for advantage in [-1.5f32, -0.3, 0.3, 1.5] {
+        for advantage in [-1.5, -0.3, 0.3, 1.5] {
             for log_ratio in [-3.0f64, -0.5, -0.1, 0.0, 0.1, 0.2, 0.5, 1.0, 1.5] {
-                let loss = |shift: f64| one_token(advantage, (log_ratio + shift).exp(), &settings).0;
-                let numeric = (loss(1e-3) - loss(-1e-3)) / 2e-3;
-                let exact = f64::from(one_token(advantage, log_ratio.exp(), &settings).1);
-                assert!((numeric - exact).abs() < 2e-3, "A {advantage}, log-ratio {log_ratio}: {numeric} against {exact}");
+                let loss = |shift: f64| one_token::<f64>(advantage, (log_ratio + shift).exp(), &settings).0;
+                let numeric = (loss(1e-6) - loss(-1e-6)) / 2e-6;
+                let exact = one_token::<f64>(advantage, log_ratio.exp(), &settings).1;
+                assert!((numeric - exact).abs() < 1e-8, "A {advantage}, log-ratio {log_ratio}: {numeric} against {exact}");
             }
         }
     }

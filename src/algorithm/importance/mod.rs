@@ -5,180 +5,16 @@
 //! Decoupled, `pi / pi_old` is clipped and `pi_old / mu` is the weight. In bypass, `pi_old` is taken to be `mu`, nothing is
 //! recomputed, and the clipped ratio already is the weight; REINFORCE, which has no ratio, takes `pi / mu` there.
 
+mod settings;
+mod statistics;
+
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
+pub use settings::{Beyond, CorrectionSettings, Level, OldPolicy, Over, RejectionSettings, Statistic, WeightSettings};
+pub use statistics::WeightStatistics;
 
 use super::ratio::{LOG_RATIO_LIMIT, k3, ratio};
 use super::real::Real;
-use super::settings::{Problems, SettingErrors};
-
-/// Whose log-probabilities stand for the policy before the update.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OldPolicy {
-    /// The trainer's own, recomputed (decoupled).
-    #[default]
-    Recomputed,
-    /// The sampler's, as they came with the tokens (bypass).
-    Sampler,
-}
-
-/// What is done about the mismatch. The default is nothing: the built-in engine has none.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CorrectionSettings {
-    pub old_policy: OldPolicy,
-    /// The importance weight. Off when absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub weight: Option<WeightSettings>,
-    /// Tokens are left out unless they pass all of these.
-    pub rejections: Vec<RejectionSettings>,
-}
-
-impl CorrectionSettings {
-    /// # Errors
-    /// All that makes no sense.
-    pub fn check(&self) -> Result<(), SettingErrors> {
-        let mut problems = Problems::default();
-        if let Some(weight) = &self.weight {
-            problems.within("weight", weight.check());
-        }
-        for (index, rejection) in self.rejections.iter().enumerate() {
-            problems.within(&format!("rejections[{index}]"), rejection.check());
-        }
-        problems.finish()
-    }
-}
-
-/// Over what a ratio is taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Level {
-    /// Each token's own: biased, with little variance.
-    #[default]
-    Token,
-    /// The product over the sequence: unbiased, but it leaves every bound on long sequences (1.1 per token is 13,780 over
-    /// 100).
-    Sequence,
-    /// The geometric mean over the sequence, which does not grow with length.
-    Geometric,
-}
-
-/// What becomes of a ratio beyond its bounds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Beyond {
-    /// It is held at the bound (truncated importance sampling).
-    #[default]
-    Truncate,
-    /// The weight is 0; the token still counts in denominators (masked importance sampling, IcePop).
-    Mask,
-}
-
-/// The importance weight of tokens: a ratio of the trainer's over the sampler's probability, within bounds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct WeightSettings {
-    pub level: Level,
-    pub beyond: Beyond,
-    /// Smallest ratio; 0 when absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lower: Option<f64>,
-    /// Largest ratio. Usual: 1.5 to 5 for tokens, 2 to 10 for sequences.
-    pub upper: f64,
-    /// Divide weights by their mean over the whole update.
-    pub normalise: bool,
-}
-
-impl Default for WeightSettings {
-    /// Truncated at 2 per token, the default of verl, skyrl and rllm.
-    fn default() -> WeightSettings {
-        WeightSettings { level: Level::Token, beyond: Beyond::Truncate, lower: None, upper: 2.0, normalise: false }
-    }
-}
-
-impl WeightSettings {
-    /// # Errors
-    /// All that makes no sense.
-    pub fn check(&self) -> Result<(), SettingErrors> {
-        let mut problems = Problems::default();
-        problems.unless(self.upper > 0.0, "upper", self.upper, "give a number above 0");
-        if let Some(lower) = self.lower {
-            problems.unless(lower > 0.0, "lower", lower, "give a number above 0, or leave it out");
-            problems.unless(lower <= self.upper, "lower", lower, &format!("give at most upper = {}", self.upper));
-        }
-        problems.finish()
-    }
-}
-
-/// A measure of how far a token is off, from `rho`, the trainer's over the sampler's probability.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Statistic {
-    /// `ln rho`; its bounds are given as ratios.
-    K1,
-    /// `(ln rho)^2 / 2`.
-    K2,
-    /// `rho - 1 - ln rho`.
-    K3,
-}
-
-/// Over what it is taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Over {
-    /// Each token on its own: what lies outside is left out.
-    Token,
-    /// These three judge whole sequences.
-    SequenceSum,
-    SequenceMean,
-    SequenceMax,
-}
-
-/// A condition that tokens must meet to be trained on. The mean of `k1` is the geometric level: usual bounds 0.999 to
-/// 1.001; of `k3`, at most 0.001 to 0.01.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RejectionSettings {
-    pub statistic: Statistic,
-    pub over: Over,
-    /// Of `k1` alone: the smallest ratio; `1 / upper` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lower: Option<f64>,
-    /// The largest ratio (`k1`) or the largest value.
-    pub upper: f64,
-}
-
-impl RejectionSettings {
-    /// # Errors
-    /// All that makes no sense.
-    pub fn check(&self) -> Result<(), SettingErrors> {
-        let mut problems = Problems::default();
-        let upper = self.upper;
-        problems.unless(upper > 0.0, "upper", upper, "give a number above 0");
-        if self.statistic == Statistic::K1 {
-            let has_sign = self.over != Over::SequenceMax;
-            problems.unless(has_sign, "over", "sequence_max", "k1 has a sign and no largest deviation: take k2 or k3");
-            let lower = self.lower.unwrap_or(1.0 / upper);
-            let remedy = "give lower above 0 and at most upper; alone, upper must be at least 1";
-            problems.unless(lower > 0.0 && lower <= upper, "lower", lower, remedy);
-        } else if let Some(lower) = self.lower {
-            problems.unless(false, "lower", lower, "leave it out: only k1 has a lower bound");
-        }
-        problems.finish()
-    }
-
-    fn accepts(&self, value: f64) -> bool {
-        match self.statistic {
-            Statistic::K1 => {
-                let lower = self.lower.unwrap_or(1.0 / self.upper);
-                lower.ln() <= value && value <= self.upper.ln()
-            }
-            Statistic::K2 | Statistic::K3 => value <= self.upper,
-        }
-    }
-}
 
 /// What weights and rejections are a function of. Sequences lie end to end, each whole.
 #[derive(Clone, Copy, Debug)]
@@ -264,7 +100,8 @@ pub fn normalise<R: Real>(weights: &mut [R], mean: f64) {
 /// Which trained tokens meet all conditions: the `trained` of a loss.
 ///
 /// A token whose log-ratio is not finite is not accepted, nor is the sequence that holds it, where a condition judges
-/// sequences. Returns `[tokens]`.
+/// sequences. Whether what is rejected still counts in the loss's denominators is up to the caller, who counts before or
+/// after. Returns `[tokens]`.
 pub fn accepted<R: Real>(tokens: &SampledTokens<R>, rejections: &[RejectionSettings]) -> Vec<bool> {
     let mut accepted = tokens.trained.to_vec();
     for rejection in rejections {
@@ -296,94 +133,6 @@ pub fn accepted<R: Real>(tokens: &SampledTokens<R>, rejections: &[RejectionSetti
 /// The larger one, or NaN if one is: `f64::max` would forget it.
 fn nan_or_larger(one: f64, other: f64) -> f64 {
     if one.is_nan() || other.is_nan() { f64::NAN } else { one.max(other) }
-}
-
-/// What importance weights were. A unit is a token, or a sequence where the level is one of sequences. Micro-batches and
-/// ranks combine with [`WeightStatistics::merge`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct WeightStatistics {
-    pub units: u64,
-    /// Units whose raw ratio is above the upper bound.
-    pub above: u64,
-    /// Units whose raw ratio is below the lower bound, or below `1 / upper` if there is none.
-    pub below: u64,
-    /// Trained tokens whose log-ratio is not finite. Above 0 something is broken.
-    pub not_finite: u64,
-    /// Extremes of raw ratios; infinite the wrong way round while `units` is 0.
-    pub ratio_min: f64,
-    pub ratio_max: f64,
-    ratio_sum: f64,
-    sum: f64,
-    squares: f64,
-}
-
-impl Default for WeightStatistics {
-    fn default() -> WeightStatistics {
-        WeightStatistics {
-            units: 0,
-            above: 0,
-            below: 0,
-            not_finite: 0,
-            ratio_min: f64::INFINITY,
-            ratio_max: f64::NEG_INFINITY,
-            ratio_sum: 0.0,
-            sum: 0.0,
-            squares: 0.0,
-        }
-    }
-}
-
-impl WeightStatistics {
-    fn note(&mut self, raw: f64, weight: f64, settings: &WeightSettings) {
-        self.units += 1;
-        self.above += u64::from(raw > settings.upper);
-        self.below += u64::from(raw < settings.lower.unwrap_or(1.0 / settings.upper));
-        self.ratio_min = self.ratio_min.min(raw);
-        self.ratio_max = self.ratio_max.max(raw);
-        self.ratio_sum += raw;
-        self.sum += weight;
-        self.squares += weight * weight;
-    }
-
-    pub fn merge(&mut self, other: &WeightStatistics) {
-        self.units += other.units;
-        self.above += other.above;
-        self.below += other.below;
-        self.not_finite += other.not_finite;
-        self.ratio_min = self.ratio_min.min(other.ratio_min);
-        self.ratio_max = self.ratio_max.max(other.ratio_max);
-        self.ratio_sum += other.ratio_sum;
-        self.sum += other.sum;
-        self.squares += other.squares;
-    }
-
-    /// Mean weight, bounds applied; 0 without units.
-    pub fn mean(&self) -> f64 {
-        self.per_unit(self.sum)
-    }
-
-    /// Mean raw ratio: 1 in expectation if the sampler's probabilities are what they say.
-    pub fn ratio_mean(&self) -> f64 {
-        self.per_unit(self.ratio_sum)
-    }
-
-    pub fn fraction_above(&self) -> f64 {
-        self.per_unit(self.above as f64)
-    }
-
-    pub fn fraction_below(&self) -> f64 {
-        self.per_unit(self.below as f64)
-    }
-
-    /// Effective sample size as a share of the units, `1 / mean((w / mean w)^2)`: 1 if all weights are equal, `1 / units`
-    /// if one has it all, 0 if all are 0.
-    pub fn effective_sample_size(&self) -> f64 {
-        if self.squares == 0.0 { 0.0 } else { self.sum * self.sum / (self.squares * self.units as f64) }
-    }
-
-    fn per_unit(&self, sum: f64) -> f64 {
-        sum / self.units.max(1) as f64
-    }
 }
 
 #[cfg(test)]
@@ -492,23 +241,5 @@ mod tests {
         assert_eq!(accept(&[largest]), [true, false, true, false, false]);
         let k3 = condition(Statistic::K3, Over::SequenceMean, None, 1.0);
         assert_eq!(accept(&[k3]), [true, false, true, true, true]);
-    }
-
-    #[test]
-    fn settings_are_checked() {
-        assert_eq!(CorrectionSettings::default().check(), Ok(()));
-        let wrong = CorrectionSettings {
-            weight: Some(WeightSettings { lower: Some(3.0), ..WeightSettings::default() }),
-            rejections: vec![
-                RejectionSettings { statistic: Statistic::K1, over: Over::SequenceMax, lower: None, upper: 0.5 },
-                RejectionSettings { statistic: Statistic::K3, over: Over::Token, lower: Some(0.1), upper: 1.0 },
-            ],
-            ..CorrectionSettings::default()
-        };
-        let errors = wrong.check().unwrap_err();
-        let fields: Vec<&str> = errors.0.iter().map(|error| error.field.as_str()).collect();
-        assert_eq!(fields, ["weight.lower", "rejections[0].over", "rejections[0].lower", "rejections[1].lower"]);
-        let zero = WeightSettings { lower: Some(0.0), upper: f64::NAN, ..WeightSettings::default() };
-        assert!(zero.check().unwrap_err().0.len() >= 2);
     }
 }
