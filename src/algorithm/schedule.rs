@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::SettingError;
+use super::settings::{Problems, SettingErrors};
 
 /// How the rate falls after warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,13 +36,17 @@ impl Default for ScheduleSettings {
 }
 
 impl ScheduleSettings {
-    pub fn check(&self) -> Result<(), SettingError> {
+    /// # Errors
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
         let peak = self.peak;
-        SettingError::unless(peak >= 0.0 && peak.is_finite(), "peak", peak, "give a finite rate of at least 0")?;
+        problems.unless(peak >= 0.0 && peak.is_finite(), "peak", peak, "give a finite rate of at least 0");
         let warmup = self.warmup_share;
-        SettingError::unless((0.0..=1.0).contains(&warmup), "warmup_share", warmup, "give a share from 0 to 1")?;
+        problems.unless((0.0..=1.0).contains(&warmup), "warmup_share", warmup, "give a share from 0 to 1");
         let floor = self.floor_share;
-        SettingError::unless((0.0..=1.0).contains(&floor), "floor_share", floor, "give a share from 0 to 1")
+        problems.unless((0.0..=1.0).contains(&floor), "floor_share", floor, "give a share from 0 to 1");
+        problems.finish()
     }
 }
 
@@ -102,9 +106,10 @@ mod tests {
     #[test]
     fn settings_are_checked() {
         assert_eq!(ScheduleSettings::default().check(), Ok(()));
-        let refused = |settings: ScheduleSettings| settings.check().unwrap_err().field;
-        assert_eq!(refused(ScheduleSettings { peak: -1.0, ..ScheduleSettings::default() }), "peak");
-        assert_eq!(refused(ScheduleSettings { floor_share: 2.0, ..ScheduleSettings::default() }), "floor_share");
-        assert_eq!(refused(ScheduleSettings { warmup_share: f64::NAN, ..ScheduleSettings::default() }), "warmup_share");
+        let wrong = ScheduleSettings { peak: -1.0, floor_share: 2.0, warmup_share: f64::NAN, ..ScheduleSettings::default() };
+        let errors = wrong.check().unwrap_err();
+        let fields: Vec<&str> = errors.0.iter().map(|error| error.field.as_str()).collect();
+        assert_eq!(fields, ["peak", "warmup_share", "floor_share"]);
+        assert_eq!(errors.0[0].to_string(), "peak is -1: give a finite rate of at least 0");
     }
 }

@@ -1,0 +1,71 @@
+//! What is wrong with settings: every room of a settings struct is looked at, and all that is wrong is listed at once.
+
+/// A setting outside its range, or one that contradicts another.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{field} is {found}: {remedy}")]
+pub struct SettingError {
+    /// Name of the field within its settings, with dots where settings hold settings.
+    pub field: String,
+    pub found: String,
+    pub remedy: String,
+}
+
+/// All that is wrong with some settings, one line each. Never empty.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{}", self.lines())]
+pub struct SettingErrors(pub Vec<SettingError>);
+
+impl SettingErrors {
+    fn lines(&self) -> String {
+        self.0.iter().map(SettingError::to_string).collect::<Vec<_>>().join("\n")
+    }
+
+    /// The same, for settings that are the field `name` of larger ones.
+    pub fn within(self, name: &str) -> SettingErrors {
+        SettingErrors(
+            self.0.into_iter().map(|error| SettingError { field: format!("{name}.{}", error.field), ..error }).collect(),
+        )
+    }
+}
+
+/// Collects what is wrong.
+#[derive(Default)]
+pub(super) struct Problems(Vec<SettingError>);
+
+impl Problems {
+    /// Notes `found` unless `valid`.
+    pub(super) fn unless(&mut self, valid: bool, field: &str, found: impl std::fmt::Display, remedy: &str) {
+        if !valid {
+            self.0.push(SettingError { field: field.into(), found: found.to_string(), remedy: remedy.into() });
+        }
+    }
+
+    /// Notes what is wrong with the settings in the field `name`.
+    pub(super) fn within(&mut self, name: &str, checked: Result<(), SettingErrors>) {
+        if let Err(errors) = checked {
+            self.0.extend(errors.within(name).0);
+        }
+    }
+
+    pub(super) fn finish(self) -> Result<(), SettingErrors> {
+        if self.0.is_empty() { Ok(()) } else { Err(SettingErrors(self.0)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_problems_are_listed_with_their_whole_names() {
+        let mut inner = Problems::default();
+        inner.unless(false, "ddof", 2, "give 0 or 1");
+        inner.unless(true, "epsilon", 0.0, "never seen");
+        let mut outer = Problems::default();
+        outer.unless(false, "group_size", 1, "give at least 2");
+        outer.within("advantage", inner.finish());
+        let errors = outer.finish().unwrap_err().within("rl");
+        assert_eq!(errors.to_string(), "rl.group_size is 1: give at least 2\nrl.advantage.ddof is 2: give 0 or 1");
+        assert_eq!(Problems::default().finish(), Ok(()));
+    }
+}
