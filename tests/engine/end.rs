@@ -157,3 +157,15 @@ fn json_is_one_object_and_check_starts_nothing() {
     let (code, _, said) = run(&["--set", "rollout.command=['false','{model}','{port}']"]);
     assert!(code == Some(1) && said.contains("died: exit status 1") && said.contains("false"), "{said}");
 }
+
+/// Training does not sample on servers yet, and says so instead of starting.
+#[test]
+fn training_refuses_rollout_nodes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_learner"));
+    command.args(["--set", "rollout.nodes=1", "--out"]).arg(folder.path().join("run"));
+    let output = command.output().expect("the program starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.trim_end().lines().count() == 1 && said.contains("rollout.nodes"), "{said}");
+    assert!(!folder.path().join("run").exists());
+}

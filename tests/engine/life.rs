@@ -35,9 +35,11 @@ fn one_that_dies_at_its_start_is_one_line() {
 #[test]
 fn a_command_that_does_not_exist_is_one_line() {
     let mut scene = Scene::new(1, &[]);
+    ready(&scene.start()).expect("ready");
     scene.settings.command[0] = "/no/such/server".to_string();
     let error = ready(&scene.start()).expect_err("given up").to_string();
     assert!(error.contains("exit status 127") && error.contains("/no/such/server: No such file"), "{error}");
+    assert!(!error.contains("listening"), "the words of another process in the same log: {error}");
 }
 
 #[test]

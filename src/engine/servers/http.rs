@@ -163,7 +163,7 @@ impl Received<'_> {
             _ if status < 200 || status == 204 || status == 304 => Vec::new(),
             _ if chunked => self.chunks()?,
             Some(length) => self.take(length)?,
-            None => self.to_the_end()?,
+            None => self.until_closed()?,
         };
         Ok(Answer { status, body })
     }
@@ -187,7 +187,7 @@ impl Received<'_> {
         }
     }
 
-    fn to_the_end(&mut self) -> Result<Vec<u8>, HttpError> {
+    fn until_closed(&mut self) -> Result<Vec<u8>, HttpError> {
         while !self.ended {
             if self.bytes.len() - self.read > MOST_BODY {
                 return Err(HttpError::TooLong(MOST_BODY));
@@ -315,8 +315,8 @@ mod tests {
         let chunked =
             answer(&[b"HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nab", b"c\r\n2\r\nde\r", b"\n0\r\n\r\n"]);
         assert_eq!(chunked, Ok(Answer { status: 404, body: b"abcde".to_vec() }));
-        let to_the_end = answer(&[b"HTTP/1.0 200\r\n\r\nuntil", b" closed"]);
-        assert_eq!(to_the_end, Ok(Answer { status: 200, body: b"until closed".to_vec() }));
+        let until_closed = answer(&[b"HTTP/1.0 200\r\n\r\nuntil", b" closed"]);
+        assert_eq!(until_closed, Ok(Answer { status: 200, body: b"until closed".to_vec() }));
         let interim = answer(&[b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204 None\r\n\r\n"]);
         assert_eq!(interim, Ok(Answer { status: 204, body: Vec::new() }));
     }

@@ -312,8 +312,7 @@ fn older(log: &Path) -> PathBuf {
 }
 
 /// The last lines of a server's newest process, in one line, for messages.
-pub(super) fn last_words(log: &Path) -> String {
-    const LINES: usize = 3;
+pub(super) fn last_words(log: &Path, most_lines: usize) -> String {
     const BYTES: usize = 400;
     let read = |path: &Path| end_of(path, 4 * BYTES as u64).unwrap_or_default();
     let mut text = read(log);
@@ -326,7 +325,7 @@ pub(super) fn last_words(log: &Path) -> String {
         None => &text,
     };
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let joined = lines[lines.len().saturating_sub(LINES)..].join(" | ");
+    let joined = lines[lines.len().saturating_sub(most_lines)..].join(" | ");
     let printable: String = joined.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let start = printable.char_indices().rev().nth(BYTES - 1).map_or(0, |(start, _)| start);
     if start > 0 { format!("...{}", &printable[start..]) } else { printable }
@@ -360,10 +359,10 @@ mod tests {
         }
         let size = |path: &Path| std::fs::metadata(path).unwrap().len();
         assert!(size(&path) <= 500 && size(&older(&path)) <= 500);
-        assert!(last_words(&path).ends_with("x | the last  [1mone"), "{}", last_words(&path));
-        assert!(last_words(&path).len() < 500);
-        assert_eq!(last_words(&folder.path().join("none")), "");
+        assert!(last_words(&path, 3).ends_with("x | the last  [1mone"), "{}", last_words(&path, 3));
+        assert!(last_words(&path, 3).len() < 500);
+        assert_eq!(last_words(&folder.path().join("none"), 3), "");
         Log::open(&path, 1000).unwrap().write(b"--- process 7: false\n");
-        assert_eq!(last_words(&path), "", "it has said nothing");
+        assert_eq!(last_words(&path, 3), "", "it has said nothing");
     }
 }

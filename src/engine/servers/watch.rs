@@ -248,12 +248,12 @@ impl Watcher {
             let Err(error) = answer else { return Ok(()) };
             if Instant::now() >= deadline {
                 let seconds = self.settings.start_seconds;
-                let words = self.last_words();
+                let words = self.last_words(3);
                 return Err(End::Trouble(format!("not healthy within {seconds} s (rollout.start_seconds): {error}{words}")));
             }
             if Instant::now() >= next_notice {
                 next_notice += STARTING_NOTICE;
-                let (seconds, words) = (started.elapsed().as_secs(), self.last_words());
+                let (seconds, words) = (started.elapsed().as_secs(), self.last_words(1));
                 self.notice(false, &format!("starting for {seconds} s of at most {}{words}", self.settings.start_seconds));
             }
             self.watch_process(process, Instant::now() + 3 * TICK, u64::MAX)?;
@@ -304,12 +304,12 @@ impl Watcher {
 
     fn died(&self, process: &mut Process) -> Option<String> {
         let how = process.ended()?.to_string();
-        Some(format!("died: {how}{}", self.last_words()))
+        Some(format!("died: {how}{}", self.last_words(3)))
     }
 
     /// The end of its output, behind a colon.
-    fn last_words(&self) -> String {
-        let words = last_words(&self.log);
+    fn last_words(&self, most_lines: usize) -> String {
+        let words = last_words(&self.log, most_lines);
         if words.is_empty() { String::new() } else { format!(": {words}") }
     }
 
