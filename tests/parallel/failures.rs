@@ -30,7 +30,8 @@ fn passes_unwind_when_a_rank_has_left() {
     assert_eq!(found.iter().flatten().count(), 3);
 }
 
-/// A loss that panics while other ranks wait for this rank's gradients: they learn of it at once.
+/// A loss that panics while other ranks wait for this rank's gradients: they learn of it at once, as of one that stopped them where
+/// something travelled beside the loss, and as of one that left where nothing did.
 #[test]
 fn a_panic_in_the_loss_stops_the_others() {
     let found = on_ranks(local(3), |ranks| {
@@ -49,6 +50,6 @@ fn a_panic_in_the_loss_stops_the_others() {
     assert!(found[1].is_none(), "its own panic goes on");
     for rank in [0, 2] {
         let error = found[rank].as_ref().expect("the error as payload");
-        assert_eq!((error.rank, error.failure), (1, Failure::Aborted), "{error}");
+        assert!(error.rank == 1 && matches!(error.failure, Failure::Aborted | Failure::Gone), "{error}");
     }
 }
