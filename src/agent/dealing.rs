@@ -116,7 +116,7 @@ impl<F: Fn()> Drop for OnPanic<F> {
     }
 }
 
-impl Desk<'_> {
+impl<'a> Desk<'a> {
     /// Replaces the report. On one rank, a round is held at once.
     pub fn report(&self, report: Report) {
         let mut state = self.lock();
@@ -166,7 +166,7 @@ impl Desk<'_> {
         state.report.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, DeskState<'_>> {
+    fn lock(&self) -> MutexGuard<'_, DeskState<'a>> {
         // Reports are replaced whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

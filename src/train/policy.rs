@@ -64,14 +64,16 @@ impl<D: Device> Policy<D> {
         match self {
             Policy::Whole { model, .. } => Ok(model),
             Policy::Sharded { model, replica, stale } => {
-                let mut current = match replica.take() {
-                    Some(replica) => replica,
+                let current = match replica.take() {
                     None => model.replica()?,
+                    Some(mut replica) => {
+                        if *stale {
+                            model.refresh(&mut replica)?;
+                        }
+                        replica
+                    }
                 };
-                if *stale {
-                    model.refresh(&mut current)?;
-                    *stale = false;
-                }
+                *stale = false;
                 Ok(replica.insert(current))
             }
         }
