@@ -171,7 +171,9 @@ fn damaged_moments_are_refused_by_name() {
         }
         on_ranks(1, 1, |world| trainer(world, &settings(64)).restore_optimizer(&place).unwrap_err().to_string()).remove(0)
     };
-    for content in [None, Some(&whole[..5]), Some(&whole[..whole.len() / 3]), Some(&whole[..whole.len() - 1]), Some(&[255; 400][..])] {
+    for content in
+        [None, Some(&whole[..5]), Some(&whole[..whole.len() / 3]), Some(&whole[..whole.len() - 1]), Some(&[255; 400][..])]
+    {
         let error = refusal(content);
         assert!(error.contains("optimizer-00002-of-00002.safetensors") && !error.contains('\n'), "{error}");
     }

@@ -34,7 +34,12 @@ const SHORT: [&str; 12] = [
 ];
 
 /// One rank's run. `stop` is asked as the run asks it.
-fn run_rank(world: World<CpuDevice>, folder: &Path, sandbox: &Sandbox, stop: &(dyn Fn() -> bool + Sync)) -> Result<Summary, RunError> {
+fn run_rank(
+    world: World<CpuDevice>,
+    folder: &Path,
+    sandbox: &Sandbox,
+    stop: &(dyn Fn() -> bool + Sync),
+) -> Result<Summary, RunError> {
     let mut layers = Layers::from_recipe("smoke").expect("a recipe");
     SHORT.iter().for_each(|setting| layers.set(setting).expect("a setting"));
     let run_file = layers.finish().expect("a run file");
@@ -112,7 +117,10 @@ fn several_ranks_find_what_one_finds() {
         assert_eq!(summary.mismatch_max, 0.0, "sampled and recomputed log-probabilities are equal bit for bit");
         assert_eq!(summary.weights_sha256, together[0].weights_sha256);
         assert_eq!(summary.evaluation, together[0].evaluation);
-        assert_eq!((summary.verdicts_executed, summary.verdicts_remembered), (alone.verdicts_executed, alone.verdicts_remembered));
+        assert_eq!(
+            (summary.verdicts_executed, summary.verdicts_remembered),
+            (alone.verdicts_executed, alone.verdicts_remembered)
+        );
     }
 }
 
@@ -123,8 +131,10 @@ fn a_rank_that_is_asked_to_stop_ends_all_with_a_checkpoint() {
     let results = on_ranks(2, 1, |world| {
         let rank = world.ranks.rank();
         let asked = std::sync::atomic::AtomicUsize::new(0);
-        let stop = || rank == 1 && folder.path().join("episodes/demonstrations.jsonl").exists() && {
-            asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= 4
+        let stop = || {
+            rank == 1 && folder.path().join("episodes/demonstrations.jsonl").exists() && {
+                asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= 4
+            }
         };
         run_rank(world, folder.path(), &sandbox, &stop)
     });

@@ -26,7 +26,11 @@ fn three_steps(world: World<CpuDevice>, samples: &[Sample], step: &StepSettings)
     (metrics, tensors, old)
 }
 
-fn assert_alike(found: &(Vec<StepMetrics>, Tensors, Vec<Vec<f32>>), expected: &(Vec<StepMetrics>, Tensors, Vec<Vec<f32>>), what: &str) {
+fn assert_alike(
+    found: &(Vec<StepMetrics>, Tensors, Vec<Vec<f32>>),
+    expected: &(Vec<StepMetrics>, Tensors, Vec<Vec<f32>>),
+    what: &str,
+) {
     for (found, expected) in found.0.iter().zip(&expected.0) {
         assert!((found.loss - expected.loss).abs() <= 1e-5 * expected.loss.abs().max(1.0), "{what}: {found:?} {expected:?}");
         assert!((found.entropy - expected.entropy).abs() <= 1e-5 * expected.entropy, "{what}");

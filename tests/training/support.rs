@@ -90,8 +90,12 @@ pub fn tensors(trainer: &mut Trainer<CpuDevice>) -> Tensors {
 
 /// The largest L2 of a tensor's difference over its L2.
 pub fn largest_difference(left: &Tensors, right: &Tensors) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).fold(0.0, |sum, value| sum + value).sqrt();
-    let relative = |((name, shape, left), (other, other_shape, right)): (&(String, Vec<usize>, Vec<f32>), &(String, Vec<usize>, Vec<f32>))| {
+    let norm =
+        |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).fold(0.0, |sum, value| sum + value).sqrt();
+    let relative = |((name, shape, left), (other, other_shape, right)): (
+        &(String, Vec<usize>, Vec<f32>),
+        &(String, Vec<usize>, Vec<f32>),
+    )| {
         assert_eq!((name, shape), (other, other_shape));
         let difference = norm(&mut left.iter().zip(right).map(|(left, right)| (left - right) as f64));
         difference / norm(&mut right.iter().map(|&value| value as f64)).max(1e-12)

@@ -88,13 +88,6 @@ impl Snapshot {
         })
     }
 
-    /// Bytes of all that is written.
-    pub fn bytes(&self) -> usize {
-        let weights: usize = self.tensors.iter().map(|(_, _, values)| size_of_val(&values[..])).sum();
-        let moments: usize = self.moments.iter().map(|part| size_of_val(&part.values[..])).sum();
-        weights + moments
-    }
-
     /// Writes and syncs this rank's files into `folder`. `whole` is what rank 0 writes besides.
     pub(super) fn write(&self, folder: &Path, whole: Option<&Whole>) -> Result<(), FileError> {
         fs::create_dir_all(folder).map_err(|source| FileError::new(folder, source))?;
@@ -104,7 +97,8 @@ impl Snapshot {
             let note = HashMap::from([("format".to_owned(), "pt".to_owned())]);
             write_tensors(&folder.join(&self.files[first]), tensors, note)?;
         }
-        let moments = self.moments.iter().map(|part| (part.name(), Floats { shape: vec![part.values.len()], values: &part.values }));
+        let moments =
+            self.moments.iter().map(|part| (part.name(), Floats { shape: vec![part.values.len()], values: &part.values }));
         let steps = HashMap::from([(STEPS.to_owned(), self.steps.to_string())]);
         write_tensors(&folder.join(moments_file(self.rank, self.ranks)), moments, steps)?;
         if let Some(Whole { tokenizer_json, state }) = whole {
