@@ -215,7 +215,8 @@ impl<'a> Rounds<'a> {
 
     /// By rank, the shares dealt now: one after another to the rank with the most free places, the lowest one of several.
     fn deal(&mut self, reports: &[Report]) -> Vec<Vec<usize>> {
-        let current = reports.iter().zip(&self.dealt).map(|(report, &dealt)| if report.shares == dealt { report.places } else { 0 });
+        let current =
+            reports.iter().zip(&self.dealt).map(|(report, &dealt)| if report.shares == dealt { report.places } else { 0 });
         let mut places: Vec<usize> = current.collect();
         let mut shares = vec![Vec::new(); reports.len()];
         while self.next < self.sizes.len() {
@@ -334,7 +335,8 @@ mod tests {
 
     #[test]
     fn what_is_gathered_comes_back_in_order() {
-        let gathered = on_threads(2, |ranks| gather_in_order(&ranks, vec![(3 - ranks.rank(), 'a'), (ranks.rank(), 'b')]).unwrap());
+        let gathered =
+            on_threads(2, |ranks| gather_in_order(&ranks, vec![(3 - ranks.rank(), 'a'), (ranks.rank(), 'b')]).unwrap());
         assert_eq!(gathered, [vec!['b', 'b', 'a', 'a'], vec!['b', 'b', 'a', 'a']]);
     }
 }

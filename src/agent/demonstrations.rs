@@ -42,7 +42,8 @@ impl Demonstrations<'_> {
     pub fn collect(&self, on_progress: &mut dyn FnMut(Tally), stop: &dyn Fn() -> bool) -> Result<Vec<Episode>, RolloutError> {
         // All candidates of a task are one share: what the grader remembers of it is then counted alike on any number of ranks.
         let tasks = self.tasks.len().min(self.candidates);
-        let shares: Vec<Vec<usize>> = (0..tasks).map(|task| (task..self.candidates).step_by(self.tasks.len()).collect()).collect();
+        let shares: Vec<Vec<usize>> =
+            (0..tasks).map(|task| (task..self.candidates).step_by(self.tasks.len()).collect()).collect();
         let sizes: Vec<usize> = shares.iter().map(Vec::len).collect();
         let (jobs, job_queue) = mpsc::channel();
         let (events, inbox) = mpsc::channel();

@@ -195,7 +195,11 @@ mod tests {
     #[test]
     fn a_failure_of_one_stops_the_others_with_its_reason() {
         for (fail, words, code) in [
-            (&(|| Err(CliError::Failed("disk full".into()).into())) as &(dyn Fn() -> Result<(), RankError> + Sync), "disk full", 1),
+            (
+                &(|| Err(CliError::Failed("disk full".into()).into())) as &(dyn Fn() -> Result<(), RankError> + Sync),
+                "disk full",
+                1,
+            ),
             (&|| Err(CliError::Refused("no such file".into()).into()), "no such file", 2),
             (&|| std::panic::resume_unwind(Box::new(String::from("index out of bounds"))), "panicked: index out of bounds", 1),
         ] {

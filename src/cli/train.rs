@@ -131,12 +131,17 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     let Some(node) = Node::find(&arguments.launch, &run_file, choice)? else {
         let training = Training::prepare(&run_file, &directory, 1)?;
         let stop = StopSignal::listen()?;
-        return device::run_on(choice, run_file.run.gemm, RankTraining { training: &training, stop, output, started, warning: None });
+        return device::run_on(
+            choice,
+            run_file.run.gemm,
+            RankTraining { training: &training, stop, output, started, warning: None },
+        );
     };
     // Whatever is wrong here is told to all nodes, which need not wait then.
     let training = Training::prepare(&run_file, &directory, node.devices);
     let checkpoint = training.as_ref().ok().and_then(|training| training.checkpoint.as_deref());
-    let facts = Facts::of(&run_file, &node, &directory, checkpoint).with(training.as_ref().map(|training| training.tasks.sha256()));
+    let facts =
+        Facts::of(&run_file, &node, &directory, checkpoint).with(training.as_ref().map(|training| training.tasks.sha256()));
     let places = node.join(&run_file, &directory.path.display().to_string())?;
     let stop = StopSignal::listen()?;
     let ended = ranks::run(places, |index, ranks| {

@@ -150,7 +150,9 @@ impl<D: Device> AdamW<D> {
     pub(super) fn read(&self, piece: usize) -> [Vec<f32>; 2] {
         let length = self.ranges[piece].len();
         match &self.moments {
-            Moments::Device(pairs) => [&pairs[piece].first, &pairs[piece].second].map(|moment| self.device.read(moment, 0, length)),
+            Moments::Device(pairs) => {
+                [&pairs[piece].first, &pairs[piece].second].map(|moment| self.device.read(moment, 0, length))
+            }
             Moments::Host(_, pairs) => [&pairs[piece].first, &pairs[piece].second].map(|moment| moment[..length].to_vec()),
         }
     }

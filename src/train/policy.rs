@@ -140,7 +140,10 @@ impl<D: Device> Policy<D> {
     ) -> Result<(), CollectiveError> {
         match self {
             Policy::Whole { model, .. } => {
-                model.tensors().filter(|(name, _, _)| wanted(name)).for_each(|(name, shape, values)| accept(&name, &shape, values));
+                model
+                    .tensors()
+                    .filter(|(name, _, _)| wanted(name))
+                    .for_each(|(name, shape, values)| accept(&name, &shape, values));
                 Ok(())
             }
             Policy::Sharded { model, .. } => model.gather_tensors(wanted, accept),

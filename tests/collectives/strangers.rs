@@ -123,7 +123,9 @@ fn impostors_get_one_line_each_and_the_job_begins_without_them() {
         let line = refused(2, &|impostor| impostor.world_size = 4);
         assert_eq!(
             line,
-            format!("{at} refuses rank 2: it counts 4 ranks, the coordinator 3: start all nodes with the same --nodes and --gpus-per-node")
+            format!(
+                "{at} refuses rank 2: it counts 4 ranks, the coordinator 3: start all nodes with the same --nodes and --gpus-per-node"
+            )
         );
         let line = refused(3, &|impostor| impostor.world_size = 3);
         assert_eq!(line, "rank 3 of a world of 3: ranks count from 0");

@@ -158,7 +158,9 @@ fn strangers_get_a_line_each_and_two_processes_end_as_one() {
     assert!(text(&first.stdout).contains("2 ranks on 1 hosts"), "{}", text(&first.stdout));
     let said = text(&first.stderr);
     assert!(said.lines().all(|line| line.starts_with("learner: rank 0: ")), "{said}");
-    for words in ["does not speak this program's protocol", "it speaks version 99", "belongs to run", "another token", "counts 3 ranks"] {
+    for words in
+        ["does not speak this program's protocol", "it speaks version 99", "belongs to run", "another token", "counts 3 ranks"]
+    {
         assert_eq!(said.matches(words).count(), 1, "{words}: {said}");
     }
     assert!(out.join("summary.json").is_file() && !other.exists());
@@ -172,7 +174,10 @@ fn who_is_missing_is_named_after_a_bounded_wait() {
     let soon = ["--set", "parallel.rendezvous_seconds=4"];
     for (code, line) in [job.start(0, &soon), job.start(1, &soon)].map(Running::line) {
         assert_eq!(code, Some(3), "{line}");
-        assert!(line.contains("of 3 ranks, 1 did not come to 127.0.0.1:") && line.contains("rank 2; came: rank 0 (host"), "{line}");
+        assert!(
+            line.contains("of 3 ranks, 1 did not come to 127.0.0.1:") && line.contains("rank 2; came: rank 0 (host"),
+            "{line}"
+        );
     }
     assert!(!out.exists());
 }
@@ -271,7 +276,8 @@ fn a_rank_that_is_killed_is_named_and_the_run_is_resumed_by_one_rank_or_by_itsel
         assert!(said.contains("learner: starting again with --resume (restart 1 of 2)"), "{said}");
     }
     // Both had the same steps: the metrics differ in times and in how floats were grouped at most.
-    let steps = |path: &Path| result(path).1.iter().map(|line| [&line["stage"], &line["step"]].map(Clone::clone)).collect::<Vec<_>>();
+    let steps =
+        |path: &Path| result(path).1.iter().map(|line| [&line["stage"], &line["step"]].map(Clone::clone)).collect::<Vec<_>>();
     assert_eq!(steps(&killed), steps(&restarted));
 }
 
@@ -295,7 +301,10 @@ fn what_cannot_be_is_refused_before_anything_starts() {
     refused(&two, &["2 nodes and no token", "--token-file FILE or LEARNER_TOKEN"]);
     refused(&with(&["--token-file", "/nonexistent"]), &["--token-file /nonexistent"]);
     refused(&with(&["--set", "parallel.context=3"]), &["parallel.context = 3", "does not divide the 2 ranks"]);
-    refused(&with(&["--set", "parallel.dead_after_seconds=1"]), &["parallel.dead_after_seconds", "three times heartbeat_seconds"]);
+    refused(
+        &with(&["--set", "parallel.dead_after_seconds=1"]),
+        &["parallel.dead_after_seconds", "three times heartbeat_seconds"],
+    );
     refused(&["--gpus-per-node", "3", "--device", "emulated:2"], &["--gpus-per-node 3", "emulated:3"]);
     let token = folder.path().join("token");
     std::fs::write(&token, "secret\n").unwrap();
@@ -309,14 +318,18 @@ fn flags(deployment: &str, begins: impl Fn(&str) -> bool, strip: &str) -> Vec<St
     let content = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let lines = content.lines().map(|line| line.split(" #").next().unwrap_or_default().trim());
     let lines = lines.skip_while(|line| !begins(line)).map(|line| line.trim_end_matches('\\').trim());
-    let flags: Vec<String> = lines.filter_map(|line| line.strip_prefix(strip)).filter(|line| line.starts_with("--")).map(String::from).collect();
+    let flags: Vec<String> =
+        lines.filter_map(|line| line.strip_prefix(strip)).filter(|line| line.starts_with("--")).map(String::from).collect();
     assert!(flags.len() >= 7, "{deployment}: {flags:?}");
     flags
 }
 
 /// Values of variables of the shell that starts it, so that a flag's value is one word.
 fn words(flags: &[String]) -> Vec<String> {
-    flags.iter().flat_map(|flag| flag.split([' ', '=']).map(|word| word.trim_matches('"').replace('$', "")).collect::<Vec<_>>()).collect()
+    flags
+        .iter()
+        .flat_map(|flag| flag.split([' ', '=']).map(|word| word.trim_matches('"').replace('$', "")).collect::<Vec<_>>())
+        .collect()
 }
 
 #[test]
@@ -351,10 +364,20 @@ fn files_of_deploy_name_flags_that_exist_and_say_where_a_node_stands() {
         ("SLURM_GPUS_ON_NODE", "8"),
         ("LEARNER_TOKEN", "x"),
     ];
-    let expected =
-        [("launcher", "Slurm"), ("nodes", "16"), ("node rank", "5"), ("coordinator", "gpu01:29600"), ("GPUs per node", "8"), ("token", "given")];
+    let expected = [
+        ("launcher", "Slurm"),
+        ("nodes", "16"),
+        ("node rank", "5"),
+        ("coordinator", "gpu01:29600"),
+        ("GPUs per node", "8"),
+        ("token", "given"),
+    ];
     says(&slurm, &job, &expected);
     let pod = [("JOB_COMPLETION_INDEX", "5"), ("LEARNER_COORDINATOR", "learner-ranks-0-0.learner"), ("LEARNER_TOKEN", "x")];
     let coordinator = ("coordinator", "learner-ranks-0-0.learner:29600");
-    says(&kubernetes, &pod, &[("launcher", "Kubernetes"), ("nodes", "16"), ("node rank", "5"), coordinator, ("GPUs per node", "8")]);
+    says(
+        &kubernetes,
+        &pod,
+        &[("launcher", "Kubernetes"), ("nodes", "16"), ("node rank", "5"), coordinator, ("GPUs per node", "8")],
+    );
 }

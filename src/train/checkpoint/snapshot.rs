@@ -104,7 +104,8 @@ impl Snapshot {
             let note = HashMap::from([("format".to_owned(), "pt".to_owned())]);
             write_tensors(&folder.join(&self.files[first]), tensors, note)?;
         }
-        let moments = self.moments.iter().map(|part| (part.name(), Floats { shape: vec![part.values.len()], values: &part.values }));
+        let moments =
+            self.moments.iter().map(|part| (part.name(), Floats { shape: vec![part.values.len()], values: &part.values }));
         let steps = HashMap::from([(STEPS.to_owned(), self.steps.to_string())]);
         write_tensors(&folder.join(moments_file(self.rank, self.ranks)), moments, steps)?;
         if let Some(Whole { tokenizer_json, state }) = whole {
