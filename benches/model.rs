@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use learner::device::{CpuDevice, Device};
 use learner::model::{Cotangents, Extension, Family, Model, ModelConfig};
-use learner::train::optimizer::{AdamW, AdamWSettings};
+use learner::parallel::Ranks;
+use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace};
 use learner::types::{Batch, Key, Purpose};
 
 fn config(large: bool) -> ModelConfig {
@@ -90,11 +91,13 @@ fn main() {
     println!("forward and backward of {tokens} tokens, {rows} scored: {training:.2} ms, {speed:.1} GFLOP/s (6N)");
     let scoring = fastest(runs, || drop(model.score(&batch, 1.0)));
     println!("scoring the same: {scoring:.2} ms, {:.1} GFLOP/s (2N)", 2.0 * parameters as f64 * tokens as f64 / scoring / 1e6);
-    let mut optimizer = AdamW::new(&model, AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() });
+    let (settings, device) = (AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() }, model.device().clone());
+    let mut optimizer = AdamW::new(&device, model.pieces(&gradients), settings, MomentPlace::Device);
+    let ranks = Ranks::one();
     println!(
         "AdamW step: {:.2} ms",
         fastest(runs.min(5), || {
-            optimizer.step(&mut model, &gradients, 1e-5, 1.0);
+            optimizer.step(model.pieces(&gradients), &ranks, 1e-5, 1.0).expect("one rank");
         })
     );
 

@@ -56,7 +56,8 @@ pub(crate) fn block_buffer_numbers(heads: Heads, head_groups: usize, blocks: usi
     (ranges.iter().map(numbers).sum(), ranges.len().min(2) * largest)
 }
 
-/// Training: whole documents, or this rank's part of them, over blocks. Group by group of key/value heads, one of which travels while another computes.
+/// Training: whole documents, or this rank's part of them, over blocks. Key/value heads come in groups, one of which travels while
+/// another computes.
 pub(super) struct BlockAttention<'a, D: Device> {
     device: &'a D,
     heads: Heads,
@@ -80,19 +81,39 @@ impl<'a, D: Device> BlockAttention<'a, D> {
         BlockAttention { device, heads, plan, exchange, ranges, buffers }
     }
 
-    /// Numbers that each rank contributes to the exchange of a group.
-    fn share(&self, group: usize) -> usize {
-        self.plan.shared * KeyBlocks::block_numbers(self.ranges[group].len(), self.heads.head_dim)
+    /// Fills the blocks with a layer's keys and values, of all ranks, and hands each group to `ready` while the next one travels.
+    ///
+    /// ```text
+    /// travel   |         | gather 0 | gather 1 | gather 2 |
+    /// compute  | write 0 | write 1  | ready 0  | ready 1  | ready 2
+    ///          |         |          | write 2  |          |
+    /// ```
+    fn fill(&mut self, rotated: &D::Buffer, ready: &mut dyn FnMut(Range<usize>, &D::Buffer)) {
+        let (ranges, blocks) = (&self.ranges, &mut self.buffers.blocks[..self.ranges.len()]);
+        let write = |group: usize, blocks: &mut D::Buffer| {
+            self.device.write_key_blocks(rotated, self.heads, ranges[group].clone(), self.plan, blocks);
+        };
+        write(0, &mut blocks[0]);
+        for group in 0..ranges.len() {
+            let (before, rest) = blocks.split_at_mut(group);
+            let (here, after) = rest.split_at_mut(1);
+            self.exchange.gather(&mut here[0], share(self.plan, self.heads, &ranges[group]), &mut || {
+                if let Some(blocks) = before.last() {
+                    ready(ranges[group - 1].clone(), blocks);
+                }
+                if let Some(blocks) = after.first_mut() {
+                    write(group + 1, blocks);
+                }
+            });
+        }
+        if let (Some(range), Some(blocks)) = (ranges.last(), blocks.last()) {
+            ready(range.clone(), blocks);
+        }
     }
 
     /// Fills the blocks with the keys and values of a layer whose forward lies back.
-    pub fn gather(&mut self, rotated: &D::Buffer) {
-        for group in 0..self.ranges.len() {
-            let (share, range) = (self.share(group), self.ranges[group].clone());
-            let blocks = &mut self.buffers.blocks[group];
-            self.device.write_key_blocks(rotated, self.heads, range, self.plan, blocks);
-            self.exchange.gather(blocks, share, &mut || {});
-        }
+    pub fn fill_again(&mut self, rotated: &D::Buffer) {
+        self.fill(rotated, &mut |_, _| {});
     }
 
     /// `drotated: [rows, projected_width]` from the layer's blocks and what [`Attention::attend`] gave.
@@ -131,50 +152,36 @@ impl<'a, D: Device> BlockAttention<'a, D> {
                 dblocks,
             );
         };
-        backward(0, drotated, &mut gradients[0]);
+        let (first, rest) = gradients.split_at_mut(1);
+        let (mut here, mut other) = (&mut first[0], rest.first_mut());
+        backward(0, drotated, here);
         for group in 0..groups {
-            let share = plan.shared * KeyBlocks::block_numbers(ranges[group].len(), heads.head_dim);
-            let (low, high) = gradients.split_at_mut(1);
-            let (here, other) = if group % 2 == 0 { (&mut low[0], high.first_mut()) } else { (&mut high[0], low.first_mut()) };
-            let mut next = other.filter(|_| group + 1 < groups);
-            self.exchange.reduce(here, share, &mut || {
-                if let Some(dblocks) = &mut next {
+            self.exchange.reduce(here, share(plan, heads, &ranges[group]), &mut || {
+                if let (Some(dblocks), true) = (&mut other, group + 1 < groups) {
                     backward(group + 1, drotated, dblocks);
                 }
             });
             device.read_key_block_gradients(here, heads, ranges[group].clone(), plan, drotated);
+            if let Some(other) = &mut other {
+                std::mem::swap(&mut here, other);
+            }
         }
     }
 }
 
 impl<D: Device> Attention<D> for BlockAttention<'_, D> {
     /// Leaves the layer's keys and values in the blocks, for the backward.
-    ///
-    /// ```text
-    /// travel   | gather 0 | gather 1 | gather 2 |
-    /// compute  | write 1  | attend 0 | attend 1 | attend 2
-    ///          |          | write 2  |          |
-    /// ```
     fn attend(&mut self, _: usize, rotated: &D::Buffer, attended: &mut D::Buffer, log_sum_exp: &mut D::Buffer) {
         let (device, heads, plan) = (self.device, self.heads, self.plan);
-        let groups = self.ranges.len();
-        device.write_key_blocks(rotated, heads, self.ranges[0].clone(), plan, &mut self.buffers.blocks[0]);
-        for group in 0..groups {
-            let (share, ranges) = (self.share(group), &self.ranges);
-            let (before, rest) = self.buffers.blocks.split_at_mut(group);
-            let (here, after) = rest.split_at_mut(1);
-            self.exchange.gather(&mut here[0], share, &mut || {
-                if let Some(blocks) = before.last() {
-                    device.block_attention(rotated, heads, ranges[group - 1].clone(), plan, blocks, attended, log_sum_exp);
-                }
-                if let Some(blocks) = after.first_mut() {
-                    device.write_key_blocks(rotated, heads, ranges[group + 1].clone(), plan, blocks);
-                }
-            });
-        }
-        let (range, blocks) = (self.ranges[groups - 1].clone(), &self.buffers.blocks[groups - 1]);
-        device.block_attention(rotated, heads, range, plan, blocks, attended, log_sum_exp);
+        self.fill(rotated, &mut |range, blocks| {
+            device.block_attention(rotated, heads, range, plan, blocks, attended, log_sum_exp);
+        });
     }
+}
+
+/// Numbers that each rank contributes to the exchange of some key/value heads.
+fn share(plan: &KeyBlocks, heads: Heads, range: &Range<usize>) -> usize {
+    plan.shared * KeyBlocks::block_numbers(range.len(), heads.head_dim)
 }
 
 /// Makes the buffers at least as long as `numbers` says. What must grow is dropped first.

@@ -33,7 +33,7 @@ impl<D: Device> Network<D> {
                     layer.add_norm(streams, attention_half, mlp_half, layer.names.mlp_norm, shared);
                     layer.gate_up(shared, activations);
                 } else {
-                    attention.gather(&activations.rotated);
+                    attention.fill_again(&activations.rotated);
                 }
                 layer.backward_mlp(shared, activations, &streams[mlp_half], gradients);
                 layer.backward_attention(attention, shared, activations, &streams[attention_half], gradients);

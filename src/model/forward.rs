@@ -52,9 +52,10 @@ impl<D: Device> Network<D> {
                 let layer = Layer::new(self, index, tensors, &table, rows.positions);
                 let activations = &mut layers[keep.activation(index)];
                 let (attention_half, mlp_half) = (keep.stream(2 * index), keep.stream(2 * index + 1));
-                match (2 * index).checked_sub(1) {
-                    None => layer.norm(&streams[attention_half], layer.names.input_norm, &mut shared.normed),
-                    Some(before) => layer.add_norm(streams, keep.stream(before), attention_half, layer.names.input_norm, shared),
+                if index == 0 {
+                    layer.norm(&streams[attention_half], layer.names.input_norm, &mut shared.normed);
+                } else {
+                    layer.add_norm(streams, keep.stream(2 * index - 1), attention_half, layer.names.input_norm, shared);
                 }
                 layer.forward_attention(attention, shared, activations);
                 layer.add_norm(streams, attention_half, mlp_half, layer.names.mlp_norm, shared);

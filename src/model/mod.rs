@@ -1,7 +1,9 @@
 //! Qwen2/Qwen3: configuration, weights, forward and hand-written backward.
 //!
-//! `config` and `weights` read a Hugging Face directory, `parameters` says what is stored where, `forward` is the one pass
-//! that scoring, training and sampling share, `backward` undoes it layer by layer, `generate` extends sequences over their caches.
+//! `config` and `weights` read a Hugging Face directory, `parameters` says what is stored where. `network` has the passes and is written
+//! as if for one device: `exchange` is what it asks of other ranks, `whole` and [`NoExchange`] the answers where there are none.
+//! `forward` is the one pass that scoring, training and sampling share, `attention` where its rows find keys, `backward` undoes it layer
+//! by layer, `generate` extends sequences over their caches, `workspace` and `rotary` are the memory of it all.
 //!
 //! A token's log-probability depends on its own prefix alone, bit for bit: [`Model::score`] over a packed batch and
 //! [`Model::extend`] with [`Model::sample`] in any chunking give the same numbers (DESIGN, rule 3).
@@ -38,7 +40,7 @@ pub use parameters::{Gradients, Kind, Piece};
 pub use shapes::shape_names;
 pub use whole::Whole;
 
-use crate::device::{Device, Role};
+use crate::device::{Device, KEYS_PER_BLOCK, Role};
 use crate::types::Batch;
 pub(crate) use attention::block_buffer_numbers;
 pub(crate) use initial::initial_values;
@@ -170,13 +172,15 @@ impl<D: Device> Model<D> {
         let packed = self.parameters.iter().filter_map(|parameter| parameter.packed.as_ref());
         let heads = self.config().heads();
         let activation_bytes = self.device().activation_bytes();
+        let (blocks, block_gradients) = block_buffer_numbers(heads, 1, 1);
         Memory {
             weights,
             packed: packed.map(|packed| self.device().packed_bytes(packed)).sum(),
             gradients: weights,
             optimizer: 2 * weights,
             activations_per_token: bytes_per_token(self.config(), false, activation_bytes)
-                + bytes_per_scored_row(self.config(), activation_bytes),
+                + bytes_per_scored_row(self.config(), activation_bytes)
+                + (blocks * activation_bytes + block_gradients * float) / KEYS_PER_BLOCK,
             key_values_per_token: 2 * heads.key_value_width() * self.config().layers * activation_bytes,
         }
     }

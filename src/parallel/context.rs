@@ -257,6 +257,7 @@ fn is_split(slices: &[Vec<Slice>], document: usize, length: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::{Key, Purpose};
     use proptest::prelude::*;
 
     fn slice(document: usize, first: usize, length: usize) -> Slice {
@@ -378,6 +379,36 @@ mod tests {
             prop_assert!(seen.into_iter().all(|seen| seen));
         }
 
+        /// Shared blocks lie in their owner's part, alike for all ranks; those of whole documents come after them.
+        #[test]
+        fn every_run_of_keys_has_a_block_of_its_own(lengths in mixtures(), ranks in 1usize..12, pairs_per_token in 0usize..30_000) {
+            let plan = ContextPlan::new(&lengths, ranks, pairs_per_token);
+            let mut places = vec![None; lengths.len()];
+            for rank in 0..ranks {
+                let keys = plan.keys(rank);
+                prop_assert_eq!((keys.rows(), keys.blocks, keys.shared), (plan.tokens(rank), plan.key_blocks(rank), plan.shared_blocks()));
+                let mut own = Vec::new();
+                for slice in &keys.slices {
+                    let table = &keys.tables[slice.document];
+                    prop_assert_eq!(table.len(), lengths[slice.document].div_ceil(KEYS_PER_BLOCK));
+                    let blocks = &table[slice.first / KEYS_PER_BLOCK..][..slice.length.div_ceil(KEYS_PER_BLOCK)];
+                    own.extend(blocks.iter().map(|&block| block as usize));
+                    if plan.split[slice.document] {
+                        let part = rank * keys.shared..(rank + 1) * keys.shared;
+                        prop_assert!(blocks.iter().all(|&block| part.contains(&(block as usize))));
+                        let known = places[slice.document].get_or_insert_with(|| table.clone());
+                        prop_assert_eq!(&*known, table);
+                    } else {
+                        prop_assert!(blocks.iter().all(|&block| (ranks * keys.shared..keys.blocks).contains(&(block as usize))));
+                    }
+                }
+                let count = own.len();
+                own.sort_unstable();
+                own.dedup();
+                prop_assert_eq!(own.len(), count, "a block for each run");
+            }
+        }
+
         /// The bound of the module's head, in whole numbers.
         #[test]
         fn no_rank_carries_much_more_than_the_mean(
@@ -395,10 +426,7 @@ mod tests {
         #[test]
         fn the_order_of_documents_does_not_matter(lengths in mixtures(), ranks in 1usize..20, seed in 0u64..1000) {
             let mut shuffled = lengths.clone();
-            let mut key = crate::types::Key::new(crate::types::Purpose::Benchmark, &[seed]);
-            for index in (1..shuffled.len()).rev() {
-                shuffled.swap(index, key.below(index + 1));
-            }
+            Key::new(Purpose::Benchmark, &[seed]).shuffle(&mut shuffled);
             prop_assert_eq!(anonymous(&lengths, ranks), anonymous(&shuffled, ranks));
         }
 

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use super::context::{ContextPlan, pairs_per_token};
 use super::context_exchange::head_groups;
 use super::memory::{BF16, RankMemory};
-use super::mesh::Mesh;
+use super::mesh::{Mesh, Placement};
 use super::sharding::{Collective, SCALARS, ShardedSizes, Stage, Transfer, Work, micro_batch_schedule};
 use crate::device::Peaks;
 use crate::device::cuda::roofline;
@@ -109,8 +109,12 @@ impl LinkBytes {
     /// All-gather (or reduce-scatter, its mirror) in two levels: each GPU takes over the network the shards of the GPUs in its
     /// place on the other nodes, and over NVLink all that the others of its node then have.
     fn of(transfer: Transfer, mesh: &Mesh) -> LinkBytes {
-        let placement = transfer.collective.group().placement(mesh);
-        let (shard, nodes, per_node) = (transfer.shard_bytes(mesh), placement.nodes as u64, placement.ranks_per_node as u64);
+        LinkBytes::of_shards(transfer.shard_bytes(mesh), transfer.collective.group().placement(mesh))
+    }
+
+    /// The same, where every rank has a shard of so many bytes.
+    fn of_shards(shard: u64, placement: Placement) -> LinkBytes {
+        let (nodes, per_node) = (placement.nodes as u64, placement.ranks_per_node as u64);
         LinkBytes { nvlink: shard * nodes * (per_node - 1), network: shard * (nodes - 1) }
     }
 
@@ -200,10 +204,8 @@ impl StepEstimate {
             return;
         }
         let bytes = size_of_val(&[0f64; SCALARS.len()]) as u64;
-        let placement = mesh.world_placement();
-        let (nodes, per_node) = (placement.nodes as u64, placement.ranks_per_node as u64);
         let part = bytes.div_ceil(mesh.world() as u64);
-        self.link_bytes.add(LinkBytes { nvlink: part * nodes * (per_node - 1), network: part * (nodes - 1) }, 2);
+        self.link_bytes.add(LinkBytes::of_shards(part, mesh.world_placement()), 2);
         self.payload_bytes.insert("scalars_all_reduce", bytes);
     }
 }
@@ -359,16 +361,20 @@ mod tests {
     #[test]
     fn tiny_on_two_by_hand() {
         let estimate = estimate("tiny", 1, 2, 2, 512, 2);
-        let weights = 2 * 56_320 + 4 * (2 * 196_608 + 4 * 320) + 2 * 56_320 + 4 * 128;
-        let gradients = 4 * (56_320 + 2 * 196_928 + 56_448);
-        let (keys, key_gradients) = (2 * 2 * 512 * 128 * 2, 2 * 512 * 128 * 4);
+        let weights = 2 * 56_320 + 2 * (2 * 196_608 + 4 * 320) + 4 * 128;
+        let gradients = 4 * (56_320 + 2 * 196_928 + 128);
+        let (keys, key_gradients, scores) = (2 * 2 * 512 * 128 * 2, 2 * 512 * 128 * 4, 4 * 2 * 512);
         assert_eq!(estimate.micro_batches, 2);
-        assert_eq!(estimate.link_bytes, LinkBytes { nvlink: weights + gradients + keys + key_gradients + 2 * 24, network: 0 });
+        assert_eq!(
+            estimate.link_bytes,
+            LinkBytes { nvlink: weights + gradients + keys + key_gradients + scores + 2 * 24, network: 0 }
+        );
         let expected = [
             ("weights_all_gather", weights),
             ("gradients_reduce_scatter", 2 * gradients),
             ("keys_values_all_gather", keys),
             ("key_value_gradients_reduce_scatter", 2 * key_gradients),
+            ("scores_all_gather", scores),
             ("scalars_all_reduce", 48),
         ];
         assert_eq!(estimate.payload_bytes, BTreeMap::from(expected));
@@ -384,7 +390,7 @@ mod tests {
         assert!(estimate.mfu_c12 > estimate.mfu_c6);
     }
 
-    /// Qwen3-8B at 131,072 tokens on 16 x 8: a gathered layer is 385,880,064 bytes in matrices and 4 x 8,448 in vectors (padded
+    /// Qwen3-8B at 131,072 tokens on 16 x 8: a gathered layer is 385,875,968 bytes in matrices and 4 x 10,240 in vectors (padded
     /// to 8 x 128 for the norms of 128), and a GPU takes 15 of its 128 shards over the network.
     #[test]
     fn eight_billion_at_full_length() {
@@ -392,14 +398,43 @@ mod tests {
         assert_eq!(estimate.micro_batches, 1);
         let layer = 2 * 192_937_984 + 4 * (2 * 4096 + 2 * 1024);
         let (embedding, head) = (2 * 622_329_856, 2 * 622_329_856 + 4 * 4096);
-        let weights = 72 * layer + embedding + head;
+        let weights = 70 * layer + embedding + head;
         let gradients = 4 * (36 * (192_937_984 + 10_240) + 622_329_856 + 622_329_856 + 4096);
         assert_eq!(estimate.payload_bytes["weights_all_gather"], weights / 128);
         assert_eq!(estimate.payload_bytes["gradients_reduce_scatter"], gradients);
         assert_eq!(estimate.link_bytes.network, (weights + gradients) / 128 * 15 + 2 * 15);
         let key_values = 36 * (2 * (512 << 20) + (1 << 30));
-        assert_eq!(estimate.link_bytes.nvlink, (weights + gradients) / 128 * 16 * 7 + key_values / 8 * 7 + 2 * 16 * 7);
+        let scores = estimate.payload_bytes["scores_all_gather"];
+        assert!((16_384 * 8..17_000 * 8).contains(&scores), "two f32 for each token of the rank with most: {scores}");
+        let nvlink = (weights + gradients) / 128 * 16 * 7 + key_values / 8 * 7 + scores * 7 + 2 * 16 * 7;
+        assert_eq!(estimate.link_bytes.nvlink, nvlink);
         assert!(estimate.exposed_seconds < 0.1 * estimate.compute_seconds, "a node of NVLink hides the exchange");
+    }
+
+    /// The example of docs/plan.md: what it says of memory, links and time is what this says.
+    #[test]
+    fn the_worked_example_is_this_one() {
+        let estimate = estimate("qwen3-8b", 16, 8, 8, 131_072, 16);
+        let usable = GpuSpecification::named("h200").expect("a known GPU").usable_bytes();
+        let (memory, gigabytes) = (&estimate.memory, |bytes: u64| bytes as f64 / 1e9);
+        let keys_on_nvlink = 36 * (2 * memory.keys_values + (1 << 30)) / 8 * 7;
+        let example = include_str!("../../docs/plan.md");
+        for words in [
+            format!("/ 128 = {:.0} MB", memory.weights as f64 / 1e6),
+            format!("163,840) = {:.1} GB", gigabytes(memory.activations)),
+            format!("16,384 = {:.0} MB", memory.head_workspace as f64 / 1e6),
+            format!(
+                "= {} MiB, gradients of half of the heads {} MiB",
+                memory.keys_values >> 20,
+                memory.key_value_gradients >> 20
+            ),
+            format!("{:.1} GB of {:.1} GB", gigabytes(memory.total()), gigabytes(usable)),
+            format!("7 / 8 = {:.1} GB", gigabytes(keys_on_nvlink)),
+            format!("{:.2} s compute, {:.2} s exposed", estimate.compute_seconds, estimate.exposed_seconds),
+            format!("{:.1} % MFU at c = 6, {:.1} % at c = 12", 100.0 * estimate.mfu_c6, 100.0 * estimate.mfu_c12),
+        ] {
+            assert!(example.contains(&words), "docs/plan.md does not say {words:?}");
+        }
     }
 
     /// More nodes at the same work per GPU never come cheaper, and a faster network never hurts.

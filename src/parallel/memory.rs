@@ -65,7 +65,8 @@ impl RankMemory {
             gradients: sizes.master_shard(),
             gathered_weights: if_sharded(sizes.gathered()),
             whole_gradients: if_sharded(sizes.whole_gradients()),
-            engine_weights: if engine_sequences > 0 { sizes.whole_weights() } else { 0 },
+            // On one rank the engine samples from the model that is trained.
+            engine_weights: if engine_sequences > 0 { if_sharded(sizes.whole_weights()) } else { 0 },
             engine_caches: (engine_sequences * engine_pages) as u64,
             ..RankMemory::default()
         };
@@ -129,16 +130,17 @@ mod tests {
         let memory = of("tiny", 1, 1, 1, 1000, 2);
         assert_eq!(memory.weights, 2 * 449_536);
         assert_eq!((memory.master, memory.moments, memory.gradients), (1_801_216, 3_602_432, 1_801_216));
-        assert_eq!((memory.gathered_weights, memory.whole_gradients, memory.key_value_gradients), (0, 0, 0));
+        assert_eq!((memory.gathered_weights, memory.whole_gradients), (0, 0));
         let layer = 2 * (2 * 128 + 2 * 256 + 128 + 2 * 384) + 4 * 4;
         let shared = 2 * (10 * 128 + 2 * 256 + 128 + 2 * 384);
         assert_eq!(memory.activations, 1024 * (2 * 128 + layer + shared));
         assert_eq!(memory.head_workspace, 1024 * 440 * 6 + 12 * 1024);
         assert_eq!(memory.other_workspace, 1024 * 4 * 4 + 1024 * 32 * 4);
-        // 16 pages of 64 keys: 2 x 2 heads of 32 in bf16; two sequences of two layers in the engine.
-        assert_eq!(memory.keys_values, 1024 * 2 * 64 * 2);
-        assert_eq!(memory.engine_caches, 4 * memory.keys_values);
-        assert_eq!(memory.engine_weights, 2 * 449_536 + 4 * 768);
+        // 16 blocks of 64 keys: 2 x 2 heads of 32 in bf16, gradients in f32; two sequences of two layers in the engine, which samples
+        // from the model that is trained.
+        assert_eq!((memory.keys_values, memory.key_value_gradients), (1024 * 2 * 64 * 2, 1024 * 2 * 64 * 4));
+        assert_eq!((memory.engine_caches, memory.engine_weights), (4 * memory.keys_values, 0));
+        assert_eq!(of("tiny", 1, 2, 1, 1000, 2).engine_weights, 2 * 449_536 + 4 * 768);
     }
 
     /// Six short documents and ranks without tokens: those hold what all hold.
@@ -147,7 +149,7 @@ mod tests {
         let config = ModelConfig::named("tiny").expect("a known shape");
         let mesh = Mesh::new(1, 8, 8).expect("a mesh");
         let ranks = RankMemory::of_ranks(&config, &mesh, &ContextPlan::new(&[65; 6], 8, 0), 0, 0);
-        assert_eq!((ranks[0].keys_values, ranks[0].key_value_gradients), (128 * 256, 0), "two pages");
+        assert_eq!((ranks[0].keys_values, ranks[0].key_value_gradients), (128 * 256, 128 * 512), "two blocks");
         assert_eq!((ranks[7].keys_values, ranks[7].activations, ranks[7].head_workspace), (0, 0, 0));
         assert_eq!(ranks[0].moments, ranks[7].moments);
     }
@@ -161,16 +163,18 @@ mod tests {
         assert_eq!(memory.weights, 2 * (8_190_735_360 - 308_224) / 128);
         // A norm of 128 over 128 ranks takes 8 a rank instead of 1.
         assert_eq!(memory.master, 4 * (8_190_735_360 / 128 + 72 * 7));
-        assert_eq!(memory.gathered_weights, 2 * (2 * 151_936 * 4096 + 4 * 4096));
-        assert_eq!(memory.whole_gradients, 2 * 4 * (151_936 * 4096 + 4096));
-        assert_eq!((memory.keys_values, memory.key_value_gradients), (512 * MIB, 1024 * MIB));
+        let (matrices, table) = (192_937_984, 151_936 * 4096);
+        assert_eq!(memory.gathered_weights, 2 * (2 * matrices + 4 * 10_240) + 2 * table + 4 * 4096);
+        assert_eq!(memory.whole_gradients, 4 * (2 * (matrices + 10_240) + table + 4096 + table / 128));
+        // Gradients of two of four groups of heads at a time.
+        assert_eq!((memory.keys_values, memory.key_value_gradients), (512 * MIB, 512 * MIB));
         // Per token: 35 inputs of 8,192 bytes; a layer of 2 x (8,192 + 12,288 + 4,096 + 24,576) + 128; shared 2 x (40,960 + 12,288
         // + 4,096 + 24,576).
         assert_eq!(memory.activations, 16_384 * (35 * 8192 + 2 * 49_152 + 128 + 2 * 81_920));
         assert_eq!(memory.head_workspace, 384 * 151_936 * 6 + 16_384 * 12);
-        assert_eq!(memory.other_workspace, 16_384 * 32 * 4 + 131_072 * 128 * 4);
+        let scores = 8 * 2 * 4 * ContextPlan::new(&[131_072], 8, 0).most_tokens() as u64;
+        assert_eq!(memory.other_workspace, 16_384 * 32 * 4 + 131_072 * 128 * 4 + scores);
         assert_eq!(memory.engine_weights + memory.engine_caches, 0);
-        assert_eq!(memory.total(), 19_644_610_048);
     }
 
     /// Qwen2.5-72B, 131,072 tokens over 16 of 128 ranks: 18 bytes a parameter over all ranks, and the head gathered.
@@ -180,9 +184,10 @@ mod tests {
         let (parameters, vectors) = (72_706_203_648, 80 * (2 * 8192 + 8192 + 2 * 1024) + 8192);
         assert_eq!(memory.weights, 2 * (parameters - vectors) / 128);
         assert_eq!(memory.master, 4 * parameters / 128);
-        assert_eq!(memory.gathered_weights, 2 * (2 * 152_064 * 8192 + 4 * 8192));
+        let layer = 2 * (8192 * (10_240 + 8192) + 3 * 29_568 * 8192) + 4 * (2 * 8192 + 10_240);
+        assert_eq!(memory.gathered_weights, 2 * layer + 2 * 152_064 * 8192 + 4 * 8192);
         // 8 heads of 128 as in Qwen3-8B, gathered over 16 ranks.
-        assert_eq!((memory.keys_values, memory.key_value_gradients), (512 << 20, 1 << 30));
+        assert_eq!((memory.keys_values, memory.key_value_gradients), (512 << 20, 512 << 20));
         assert_eq!(memory.activations, 8192 * (79 * 16_384 + 2 * (16_384 + 10_240 + 8192 + 59_136) + 256 + 2 * 169_728));
     }
 }

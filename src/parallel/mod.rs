@@ -1,8 +1,16 @@
 //! Many ranks: who holds which part of a tensor and which tokens, what every collective of a step moves, what it all takes.
 //!
-//! `mesh` numbers the ranks, `sharding` cuts tensors (ZeRO-3) and lists the collectives of a step, `context` cuts sequences,
-//! `memory` adds up what a rank holds, `estimate` how long a step should take, `layouts` which grid is best. Everything here is a
-//! pure function of shapes. `learner plan` is built on it; the trainer, which runs on one rank so far, does not call it yet.
+//! ```text
+//! mesh                 numbers the ranks: data parallel x context parallel
+//! ranks, links, world  what the ranks say to each other on the host, and how buffers travel; `host_links` carries them over the host
+//! sharding             cuts tensors (ZeRO-3) and lists the collectives of a micro-batch
+//! context              cuts sequences
+//! sharded              the model over a world, from `sharded_parameters` and `context_exchange`, which implement what passes ask for
+//! deal                 which replica computes which micro-batch
+//! memory, estimate     what a rank holds and how long a step should take; `layouts`: which grid is best
+//! ```
+//!
+//! What a plan counts and what a run does come from the same functions of shapes.
 
 mod context;
 mod context_exchange;
@@ -21,7 +29,7 @@ mod sharded_parameters;
 mod sharding;
 mod world;
 
-pub use context::{CHUNK_TOKENS, ContextPlan, ContextShard, Slice, pairs_per_token};
+pub use context::{ContextPlan, ContextShard, Slice, pairs_per_token};
 pub use deal::deal;
 pub use estimate::{
     ATTENTION_BACKWARD_SHARE, ATTENTION_FORWARD_SHARE, GpuSpecification, LinkBytes, MATRIX_SHARE, MEMORY_SHARE, RESERVED_BYTES,
@@ -35,5 +43,5 @@ pub use nccl::NcclLinks;
 pub use ranks::Ranks;
 pub use settings::Settings;
 pub use sharded::ShardedModel;
-pub use sharding::{Collective, Group, SCALARS, ShardedSizes, Stage, TensorShards, Transfer, Work, micro_batch_schedule};
+pub use sharding::{Collective, Group, Stage, Transfer, Work, micro_batch_schedule};
 pub use world::World;

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::context::{ContextPlan, ContextShard, pairs_per_token};
 use super::context_exchange::{ContextExchange, gather_scores, head_groups, own_cotangents};
-use super::sharded_parameters::ShardedParameters;
+use super::sharded_parameters::{Held, ShardedParameters};
+use super::sharding::TensorShards;
 use super::world::World;
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
@@ -65,6 +66,11 @@ impl<D: Device> ShardedModel<D> {
 
     pub fn device(&self) -> &D {
         self.network.device()
+    }
+
+    /// Of the whole model.
+    pub fn parameter_count(&self) -> usize {
+        self.layout().parameter_count()
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -135,7 +141,7 @@ impl<D: Device> ShardedModel<D> {
     /// The whole model on this rank, to sample from: its weights as precise as products read them, and no others.
     pub fn replica(&self) -> Result<Model<D>, CollectiveError> {
         let ranks = self.world.world.ranks();
-        let room = |elements| super::sharding::TensorShards::new(elements, ranks).padded_elements();
+        let room = |elements| TensorShards::new(elements, ranks).padded_elements();
         let mut model = Model::receivable(self.device().clone(), self.config().clone(), room);
         self.refresh(&mut model)?;
         Ok(model)
@@ -151,24 +157,28 @@ impl<D: Device> ShardedModel<D> {
     pub fn gather_tensors(
         &mut self,
         wanted: impl Fn(&str) -> bool,
-        mut accept: impl FnMut(&str, &[usize], Vec<f32>),
+        accept: impl FnMut(&str, &[usize], Vec<f32>),
     ) -> Result<(), CollectiveError> {
-        let (device, layout) = (self.network.device(), self.network.layout());
-        self.parameters.for_each_master(|index, whole| {
-            for part in layout.entries[index].parts.iter().filter(|part| wanted(&part.name)) {
-                accept(&part.name, &part.shape, device.read(whole, part.offset, part.length()));
-            }
-        })
+        self.gather(Held::Values, wanted, accept)
     }
 
     /// The same of the gradients.
     pub fn gather_gradients(
         &mut self,
         wanted: impl Fn(&str) -> bool,
+        accept: impl FnMut(&str, &[usize], Vec<f32>),
+    ) -> Result<(), CollectiveError> {
+        self.gather(Held::Gradients, wanted, accept)
+    }
+
+    fn gather(
+        &mut self,
+        held: Held,
+        wanted: impl Fn(&str) -> bool,
         mut accept: impl FnMut(&str, &[usize], Vec<f32>),
     ) -> Result<(), CollectiveError> {
         let (device, layout) = (self.network.device(), self.network.layout());
-        self.parameters.for_each_gradient(|index, whole| {
+        self.parameters.for_each_whole(held, |index, whole| {
             for part in layout.entries[index].parts.iter().filter(|part| wanted(&part.name)) {
                 accept(&part.name, &part.shape, device.read(whole, part.offset, part.length()));
             }

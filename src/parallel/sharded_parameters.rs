@@ -1,7 +1,8 @@
 //! Parameters of which every rank holds a part (ZeRO-3, Rajbhandari et al. 2020), gathered when a pass needs them.
 //!
-//! What is gathered goes into slots that are used again and again: two for layers, in turn, so that one arrives while the other is
-//! computed with, and one for the embedding and the head, which are never needed at once and of one shape. Gradients have slots of the same kind.
+//! What is gathered goes to places that are used again and again: those of two layers in turn, so that one arrives while the other
+//! computes, and those of the embedding and the head, which are never needed at once and are of one shape. Whole gradients have such
+//! places too. What is still in its place is not gathered again.
 
 use std::sync::Arc;
 
@@ -25,6 +26,13 @@ pub(super) struct ShardedParameters<D: Device> {
     arriving: D::Buffer,
     /// Whole gradients that are computed, but not yet on their way.
     behind: Vec<Member>,
+}
+
+/// What ranks hold of every stored tensor in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    Values,
+    Gradients,
 }
 
 /// One rank's part of a stored tensor, each buffer `[shard elements]`, 0 where it is padding.
@@ -75,7 +83,7 @@ struct Turn {
     behind: Vec<Member>,
 }
 
-/// Layers that have places of their own; those of the embedding and the head come after them.
+/// Layers that have places of their own at once; those of the embedding and the head come after them.
 pub(super) const LAYER_SLOTS: usize = 2;
 
 fn members(layout: &Layout, unit: Unit) -> Vec<Member> {
@@ -172,28 +180,16 @@ impl<D: Device> ShardedParameters<D> {
         Ok(())
     }
 
-    /// Gathers the f32 values of every stored tensor in turn, and lends each to `see` with its index: more than its elements, if
-    /// shards are padded. Uses the gradients' slots, so no pass may be under way.
-    pub fn for_each_master(&mut self, mut see: impl FnMut(usize, &D::Buffer)) -> Result<(), CollectiveError> {
-        self.for_each_whole(|shard| &shard.master, &mut see)
-    }
-
-    /// The same of the gradients.
-    pub fn for_each_gradient(&mut self, mut see: impl FnMut(usize, &D::Buffer)) -> Result<(), CollectiveError> {
-        self.for_each_whole(|shard| &shard.gradient, &mut see)
-    }
-
-    fn for_each_whole(
-        &mut self,
-        part: impl Fn(&Shard<D>) -> &D::Buffer,
-        see: &mut dyn FnMut(usize, &D::Buffer),
-    ) -> Result<(), CollectiveError> {
+    /// Gathers every stored tensor in turn, in f32, and lends each to `see` with its index: more than its elements, if shards are
+    /// padded. Uses the places of whole gradients, so no pass may be under way.
+    pub fn for_each_whole(&mut self, held: Held, mut see: impl FnMut(usize, &D::Buffer)) -> Result<(), CollectiveError> {
         let layers = (0..self.layout.layers.len()).map(Unit::Layer);
         let embedding = (self.layout.embedding != self.layout.head).then_some(Unit::Embedding);
         for unit in embedding.into_iter().chain(layers).chain([Unit::Head]) {
             for Member { index, place } in members(&self.layout, unit) {
                 let (whole, shard) = (&mut self.gradients[place], &self.shards[index]);
-                self.device.copy_part(part(shard), 0, whole, self.links.rank() * shard.elements(), shard.elements());
+                let part = if held == Held::Values { &shard.master } else { &shard.gradient };
+                self.device.copy_part(part, 0, whole, self.links.rank() * shard.elements(), shard.elements());
                 self.links.all_gather(whole, shard.elements())?;
                 see(index, whole);
             }
@@ -228,6 +224,9 @@ impl<D: Device> ShardedParameters<D> {
 
         let (tensors, mut gradients) = (UnitTensors::new(tensors), UnitGradients::new(gradients));
         let mut compute = || compute(&tensors, &mut gradients);
+        if arriving.is_empty() && leaving.is_empty() {
+            return compute();
+        }
         let mut communicate = |links: &dyn Links<D>| {
             for (elements, parameter) in &mut arriving {
                 links.all_gather(parameter.arrival(device), *elements)?;

@@ -329,20 +329,24 @@ mod tests {
     /// `tiny` on one rank: embedding 440 x 128; a layer 196,608 in matrices (see `flops`), norms 2 x 128 and 2 x 32.
     #[test]
     fn tiny_by_hand() {
-        let sizes = ShardedSizes::new(&named("tiny"), 1);
-        assert_eq!(sizes.embedding, Unit { matrices: 56_320, vectors: 0 });
-        assert_eq!(sizes.layer, Unit { matrices: 196_608, vectors: 320 });
-        assert_eq!(sizes.head, Unit { matrices: 56_320, vectors: 128 });
+        let sizes = ShardedSizes::new(&named("tiny"), 1, 2);
+        assert_eq!(sizes.table, Padded { matrices: 56_320, vectors: 0 });
+        assert_eq!(sizes.layer, Padded { matrices: 196_608, vectors: 320 });
+        assert_eq!(sizes.final_norm, Padded { matrices: 0, vectors: 128 });
         assert_eq!(sizes.master_shard(), 4 * 450_304);
         assert_eq!(sizes.weights_shard(), 2 * (450_304 - 2 * 320 - 128));
+        assert_eq!(ShardedSizes::new(&named("tiny"), 1, 4).weights_shard(), 2 * sizes.weights_shard());
+        // Two layers, the table and the final norm; the largest tensor, gate and up, has 98,304 elements.
+        assert_eq!(sizes.gathered(), 2 * (2 * 196_608 + 4 * 320) + 2 * 56_320 + 4 * 128);
+        assert_eq!(sizes.whole_gradients(), 4 * (2 * 196_928 + 56_448 + 98_304));
     }
 
     /// On 7 ranks 196,608 elements in four matrices are padded: 32,768 -> 7 x 4,688, 16,384 -> 7 x 2,344,
     /// 98,304 -> 7 x 14,048, 49,152 -> 7 x 7,024; 128 -> 7 x 24, 32 -> 7 x 8.
     #[test]
     fn padding_by_hand() {
-        let sizes = ShardedSizes::new(&named("tiny"), 7);
-        assert_eq!(sizes.layer, Unit { matrices: 7 * (4_688 + 2_344 + 14_048 + 7_024), vectors: 7 * (2 * 24 + 2 * 8) });
+        let sizes = ShardedSizes::new(&named("tiny"), 7, 2);
+        assert_eq!(sizes.layer, Padded { matrices: 7 * (4_688 + 2_344 + 14_048 + 7_024), vectors: 7 * (2 * 24 + 2 * 8) });
     }
 
     fn total(stages: &[Stage], collective: Collective) -> u64 {
@@ -354,24 +358,36 @@ mod tests {
     fn a_micro_batch_of_tiny_by_hand() {
         let (config, mesh) = (named("tiny"), Mesh::new(1, 2, 2).expect("a mesh"));
         let plan = ContextPlan::new(&[512], 2, 0);
-        let stages = micro_batch_schedule(&config, &mesh, &plan);
+        let stages = micro_batch_schedule(&config, &mesh, &plan, 2);
         assert_eq!(stages.len(), 1 + 2 + 1 + 2 + 1);
-        let (embedding, layer, head) = (2 * 56_320, 2 * 196_608 + 4 * 320, 2 * 56_320 + 4 * 128);
-        assert_eq!(total(&stages, Collective::GatherWeights), embedding + 4 * layer + head);
-        assert_eq!(total(&stages, Collective::ScatterGradients), 4 * (56_320 + 2 * 196_928 + 56_448));
+        // Tied: the head's matrix is still there, and so are both layers in the backward.
+        let (embedding, layer, norm) = (2 * 56_320, 2 * 196_608 + 4 * 320, 4 * 128);
+        assert_eq!(total(&stages, Collective::GatherWeights), embedding + 2 * layer + norm);
+        assert_eq!(total(&stages, Collective::ScatterGradients), 4 * (56_320 + 2 * 196_928 + 128));
         // 512 tokens of 2 x 2 heads of 32, in two layers: bf16 twice, f32 once.
         assert_eq!(total(&stages, Collective::GatherKeysValues), 2 * 2 * 512 * 128 * 2);
         assert_eq!(total(&stages, Collective::ScatterKeyValueGradients), 2 * 512 * 128 * 4);
-        let gather = stages[1].transfers[0];
+        // Two scores of each of 256 tokens on either rank.
+        assert_eq!(total(&stages, Collective::GatherScores), 4 * 2 * 512);
+        let gather = stages[1].transfers[1];
         assert_eq!((gather.payload_bytes(&mesh), gather.shard_bytes(&mesh)), (layer / 2, layer / 2));
-        let scatter = stages[4].transfers[0];
-        assert_eq!(scatter.payload_bytes(&mesh), 4 * 56_448, "the head's gradients, behind the last layer");
+        let scatter = stages[4].transfers[2];
+        assert_eq!(scatter.payload_bytes(&mesh), 4 * 128, "the final norm's gradients, behind the last layer");
+    }
+
+    /// Untied, 36 layers on 128 ranks: the embedding, the head, all layers forward, and backward all but the last two.
+    #[test]
+    fn what_is_still_there_is_not_gathered_again() {
+        let (config, mesh) = (named("qwen3-8b"), Mesh::new(16, 8, 8).expect("a mesh"));
+        let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[131_072], 8, 0), 2);
+        let (layer, table, norm) = (2 * 192_937_984 + 4 * 10_240, 2 * 622_329_856, 4 * 4096);
+        assert_eq!(total(&stages, Collective::GatherWeights), (36 + 34) * layer + 2 * table + norm);
     }
 
     #[test]
     fn one_rank_moves_nothing() {
         let (config, mesh) = (named("tiny"), Mesh::new(1, 1, 1).expect("a mesh"));
-        let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[512], 1, 0));
+        let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[512], 1, 0), 2);
         assert!(stages.iter().all(|stage| stage.transfers.is_empty()));
     }
 
@@ -379,7 +395,7 @@ mod tests {
     #[test]
     fn keys_and_values_of_a_long_sequence() {
         let (config, mesh) = (named("qwen3-8b"), Mesh::new(16, 8, 8).expect("a mesh"));
-        let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[131_072], 8, 0));
+        let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[131_072], 8, 0), 2);
         assert_eq!(total(&stages[1..2], Collective::GatherKeysValues), 512 << 20);
         assert_eq!(total(&stages, Collective::GatherKeysValues), 2 * 36 * (512 << 20));
         assert_eq!(total(&stages, Collective::ScatterKeyValueGradients), 36 * (1 << 30));
@@ -389,7 +405,7 @@ mod tests {
     #[test]
     fn whole_documents_exchange_nothing() {
         let (config, mesh) = (named("tiny"), Mesh::new(1, 4, 4).expect("a mesh"));
-        let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[100; 40], 4, 0));
+        let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[100; 40], 4, 0), 2);
         assert_eq!(total(&stages, Collective::GatherKeysValues), 0);
         assert!(total(&stages, Collective::GatherWeights) > 0);
     }

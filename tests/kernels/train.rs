@@ -2,7 +2,8 @@
 
 use learner::device::CpuDevice;
 use learner::model::{Cotangents, Extension, Family, Model, ModelConfig};
-use learner::train::optimizer::{AdamW, AdamWSettings};
+use learner::parallel::Ranks;
+use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace};
 use learner::types::Batch;
 
 use crate::accept::assert_same_bits;
@@ -41,8 +42,9 @@ fn qwen2() -> ModelConfig {
 /// The loss of each step, before it.
 fn losses<D: Testable>(device: &D, config: ModelConfig) -> Vec<f32> {
     let mut model = Model::initialise(device.clone(), config, 1);
-    let mut optimizer = AdamW::new(&model, AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() });
     let mut gradients = model.new_gradients();
+    let settings = AdamWSettings { weight_decay: 0.1, ..AdamWSettings::default() };
+    let mut optimizer = AdamW::new(device, model.pieces(&gradients), settings, MomentPlace::Device);
     let mut inputs = Inputs::new("recorded batches");
     let sequences: Vec<Vec<u32>> = [37, 1, 66, 20].iter().map(|&length| inputs.ids(length + 1, VOCABULARY)).collect();
     let step = |number: usize| {
@@ -56,7 +58,7 @@ fn losses<D: Testable>(device: &D, config: ModelConfig) -> Vec<f32> {
             entropies: None,
         });
         // Steps of 1e-2 make the losses jump, and then the last digits of two devices decide by how much.
-        optimizer.step(&mut model, &gradients, 5e-3, 1.0);
+        optimizer.step(model.pieces(&gradients), &Ranks::one(), 5e-3, 1.0).expect("one rank");
         -scores.log_probs.iter().sum::<f32>() / rows as f32
     };
     (0..STEPS).map(step).collect()

@@ -131,7 +131,7 @@ pub fn rms_norm_backward(dy: &[f32], x: &[f32], weight: &[f32], epsilon: f32, ro
         let partial = unsafe { shared.slice(first / ROW_BLOCK * width, width) };
         norm_rows_backward(&dy[range.clone()], &x[range], weight, epsilon, dx, partial);
     });
-    add_partials(&partials, dweight);
+    add_partials(&partials, &mut dweight[..width]);
 }
 
 /// [`super::super::ops::Rotation`] with the device's buffers as slices.

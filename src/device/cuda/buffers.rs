@@ -129,7 +129,7 @@ impl CudaDevice {
                 let arguments = CastToFloat { from: source, to: target, length: length as i64 };
                 self.kernels().launch_striding("cast_to_float", length.div_ceil(8), &arguments);
             }
-            // SAFETY: lengths are checked in `holding`.
+            // SAFETY: both ranges were checked.
             (same, _) => unsafe { self.gpu().copy(source, target, length * same.bytes()) },
         }
     }

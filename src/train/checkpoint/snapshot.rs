@@ -88,13 +88,6 @@ impl Snapshot {
         })
     }
 
-    /// Bytes of all that is written.
-    pub fn bytes(&self) -> usize {
-        let weights: usize = self.tensors.iter().map(|(_, _, values)| size_of_val(&values[..])).sum();
-        let moments: usize = self.moments.iter().map(|part| size_of_val(&part.values[..])).sum();
-        weights + moments
-    }
-
     /// Writes and syncs this rank's files into `folder`. `whole` is what rank 0 writes besides.
     pub(super) fn write(&self, folder: &Path, whole: Option<&Whole>) -> Result<(), FileError> {
         fs::create_dir_all(folder).map_err(|source| FileError::new(folder, source))?;

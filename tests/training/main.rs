@@ -1,0 +1,6 @@
+//! Training on one rank and on several, which are threads of this process.
+
+mod checkpoints;
+mod run;
+mod steps;
+mod support;
