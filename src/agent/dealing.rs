@@ -291,8 +291,9 @@ mod tests {
     }
 
     fn on_threads<T: Send>(count: usize, body: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+        let body = &body;
         std::thread::scope(|scope| {
-            let threads: Vec<_> = Ranks::local(count, 60.0).into_iter().map(|ranks| scope.spawn(|| body(ranks))).collect();
+            let threads: Vec<_> = Ranks::local(count, 60.0).into_iter().map(|ranks| scope.spawn(move || body(ranks))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     }

@@ -99,7 +99,7 @@ pub enum RunError {
     #[error(transparent)]
     Ranks(#[from] CollectiveError),
     #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    Checkpoint(CheckpointError),
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -109,6 +109,15 @@ impl From<RolloutError> for RunError {
         match error {
             RolloutError::Ranks(error) => RunError::Ranks(error),
             error => RunError::Rollout(error),
+        }
+    }
+}
+
+impl From<CheckpointError> for RunError {
+    fn from(error: CheckpointError) -> RunError {
+        match error {
+            CheckpointError::Ranks(error) => RunError::Ranks(error),
+            error => RunError::Checkpoint(error),
         }
     }
 }

@@ -52,8 +52,8 @@ pub fn optimizer() -> AdamWSettings {
 
 /// Runs `body` on `ranks` threads, `context` of which share each sequence, and returns what each gives.
 pub fn on_ranks<T: Send>(ranks: usize, context: usize, body: impl Fn(World<CpuDevice>) -> T + Sync) -> Vec<T> {
+    let body = &body;
     std::thread::scope(|scope| {
-        let body = &body;
         let start = |ranks: Ranks| {
             scope.spawn(move || {
                 let mesh = Mesh::new(1, ranks.ranks(), context).expect("a mesh");
