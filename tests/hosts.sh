@@ -106,7 +106,6 @@ until_it_holds() {
 # Lines of metrics that a run has written.
 lines() { wc -l 2>/dev/null <"$work/$1/metrics.jsonl" || echo 0; }
 committed() { compgen -G "$work/$1/checkpoints/step-*/DONE" >/dev/null; }
-under_way() { [[ $(lines "$1") -gt $2 ]]; }
 
 # all_end LOST BEGAN: every host but LOST ends in time, with exit code 3 and a line that names it; $said is how long it took and a line.
 all_end() {
@@ -174,14 +173,14 @@ start parts "$hosts"
 until_it_holds "a checkpoint" committed parts
 began=$(date +%s%N)
 kill -9 "${pids[$lost]}"
+# Bash would say that it was killed.
+wait "${pids[$lost]}" 2>/dev/null
 all_end "$lost" "$began"
 held "host-$lost killed, all others end with exit code 3 in $said"
-wait
 
 lost=$((RANDOM % hosts))
 before=$(lines parts)
 start parts "$hosts"
-# It goes on from the last checkpoint, and is at work once it has added to its metrics, or has at least begun to show what it does.
 until_it_holds "going on" grep -q 'going on from' "$work/host-0.out"
 began=$(date +%s%N)
 ip -n "$name-switch" link set "port-$lost" down
