@@ -39,8 +39,8 @@ fn deal(batch: &Batch, ranks: usize) -> Vec<Rank> {
     };
     let shared = (0..ranks).map(|rank| owned(rank, true)).max().unwrap_or(0);
     let of_rank = |rank: usize, post: Post| {
-        let mut pass = TrainingPass::default();
-        pass.keys = KeyBlocks { shared, blocks: ranks * shared + owned(rank, false), ..KeyBlocks::default() };
+        let keys = KeyBlocks { shared, blocks: ranks * shared + owned(rank, false), ..KeyBlocks::default() };
+        let mut pass = TrainingPass { keys, ..TrainingPass::default() };
         let mut filled: Vec<usize> = (0..ranks).map(|rank| rank * shared).collect();
         let mut whole = ranks * shared;
         let mut score_places = Vec::new();

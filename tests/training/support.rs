@@ -77,7 +77,9 @@ pub fn trainer(world: World<CpuDevice>, step: &StepSettings) -> Trainer<CpuDevic
     Trainer::new(policy(&world, tiny(), 1), world, optimizer(), step)
 }
 
-pub type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
+/// Name, shape and values.
+pub type Tensor = (String, Vec<usize>, Vec<f32>);
+pub type Tensors = Vec<Tensor>;
 
 /// All of a policy's tensors by name, on every rank.
 pub fn tensors(trainer: &mut Trainer<CpuDevice>) -> Tensors {
@@ -92,10 +94,7 @@ pub fn tensors(trainer: &mut Trainer<CpuDevice>) -> Tensors {
 pub fn largest_difference(left: &Tensors, right: &Tensors) -> f64 {
     let norm =
         |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).fold(0.0, |sum, value| sum + value).sqrt();
-    let relative = |((name, shape, left), (other, other_shape, right)): (
-        &(String, Vec<usize>, Vec<f32>),
-        &(String, Vec<usize>, Vec<f32>),
-    )| {
+    let relative = |((name, shape, left), (other, other_shape, right)): (&Tensor, &Tensor)| {
         assert_eq!((name, shape), (other, other_shape));
         let difference = norm(&mut left.iter().zip(right).map(|(left, right)| (left - right) as f64));
         difference / norm(&mut right.iter().map(|&value| value as f64)).max(1e-12)
