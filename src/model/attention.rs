@@ -155,13 +155,13 @@ impl<'a, D: Device> BlockAttention<'a, D> {
         let (first, rest) = gradients.split_at_mut(1);
         let (mut here, mut other) = (&mut first[0], rest.first_mut());
         backward(0, drotated, here);
-        for group in 0..groups {
-            self.exchange.reduce(here, share(plan, heads, &ranges[group]), &mut || {
+        for (group, range) in ranges.iter().enumerate() {
+            self.exchange.reduce(here, share(plan, heads, range), &mut || {
                 if let (Some(dblocks), true) = (&mut other, group + 1 < groups) {
                     backward(group + 1, drotated, dblocks);
                 }
             });
-            device.read_key_block_gradients(here, heads, ranges[group].clone(), plan, drotated);
+            device.read_key_block_gradients(here, heads, range.clone(), plan, drotated);
             if let Some(other) = &mut other {
                 std::mem::swap(&mut here, other);
             }

@@ -14,7 +14,7 @@ pub enum Policy<D: Device> {
     Whole { model: Model<D>, gradients: Gradients<D> },
     /// On many.
     Sharded {
-        model: ShardedModel<D>,
+        model: Box<ShardedModel<D>>,
         /// What the built-in engine samples from: made when first asked for.
         replica: Option<Model<D>>,
         /// The weights have changed since the replica was made or refreshed.
@@ -28,7 +28,7 @@ impl<D: Device> Policy<D> {
     }
 
     pub fn sharded(model: ShardedModel<D>) -> Policy<D> {
-        Policy::Sharded { model, replica: None, stale: false }
+        Policy::Sharded { model: Box::new(model), replica: None, stale: false }
     }
 
     pub fn config(&self) -> &ModelConfig {
