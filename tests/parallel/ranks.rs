@@ -62,8 +62,8 @@ fn a_rank_without_a_value_is_named_everywhere() {
     let errors = on_ranks(local(3), |ranks| {
         let error = ranks.gather(&Mute(ranks.rank() == 1)).err().expect("no value of rank 1");
         // JSON has no number that is not finite.
-        let unread = ranks.gather(&if ranks.rank() == 2 { f64::NAN } else { 1.0 }).err().expect("no value of rank 2");
-        let nothing = ranks.broadcast::<u32>(None).err().expect("no value of rank 0");
+        let unread = ranks.gather(&if ranks.rank() == 2 { f64::NAN } else { 1.0 }).expect_err("no value of rank 2");
+        let nothing = ranks.broadcast::<u32>(None).expect_err("no value of rank 0");
         ranks.barrier().expect("the world goes on");
         [error, unread, nothing]
     });
