@@ -30,24 +30,24 @@ impl SettingErrors {
 
 /// Collects what is wrong.
 #[derive(Default)]
-pub(super) struct Problems(Vec<SettingError>);
+pub struct Problems(Vec<SettingError>);
 
 impl Problems {
     /// Notes `found` unless `valid`.
-    pub(super) fn unless(&mut self, valid: bool, field: &str, found: impl std::fmt::Display, remedy: &str) {
+    pub fn unless(&mut self, valid: bool, field: &str, found: impl std::fmt::Display, remedy: &str) {
         if !valid {
             self.0.push(SettingError { field: field.into(), found: found.to_string(), remedy: remedy.into() });
         }
     }
 
     /// Notes what is wrong with the settings in the field `name`.
-    pub(super) fn within(&mut self, name: &str, checked: Result<(), SettingErrors>) {
+    pub fn within(&mut self, name: &str, checked: Result<(), SettingErrors>) {
         if let Err(errors) = checked {
             self.0.extend(errors.within(name).0);
         }
     }
 
-    pub(super) fn finish(self) -> Result<(), SettingErrors> {
+    pub fn finish(self) -> Result<(), SettingErrors> {
         if self.0.is_empty() { Ok(()) } else { Err(SettingErrors(self.0)) }
     }
 }

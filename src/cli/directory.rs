@@ -42,7 +42,9 @@ pub fn open(arguments: &TrainArguments) -> Result<(RunFile, RunDirectory), CliEr
         }
         return Ok((stored, RunDirectory { path, resumes: true }));
     }
-    let holds_other = |name: &std::ffi::OsStr| name != "run.toml.partial";
+    // What a start that was killed at once left of its run.toml is nobody's.
+    let unfinished = |name: &str| name.starts_with(RUN_FILE) && name.ends_with(".partial");
+    let holds_other = |name: &std::ffi::OsStr| !name.to_str().is_some_and(unfinished);
     match std::fs::read_dir(&path) {
         Ok(entries) => {
             if entries.flatten().any(|entry| holds_other(&entry.file_name())) {

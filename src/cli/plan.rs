@@ -314,7 +314,7 @@ fn report(
         mfu_c12: estimate.mfu_c12,
         layouts: candidates.iter().map(CandidateReport::of).collect(),
         assumptions: assumptions(gpu, peaks),
-        notes: notes(arguments, config, workload, ranks),
+        notes: notes(arguments, config, workload),
         purposes: purposes.to_vec(),
     }
 }
@@ -406,13 +406,10 @@ fn assumptions(gpu: &GpuSpecification, peaks: &Peaks) -> Vec<String> {
     ]
 }
 
-fn notes(arguments: &PlanArguments, config: &ModelConfig, workload: &Workload, ranks: usize) -> Vec<String> {
+fn notes(arguments: &PlanArguments, config: &ModelConfig, workload: &Workload) -> Vec<String> {
     let mut notes = Vec::new();
-    if ranks > 1 {
-        notes.push(format!("planned for {ranks} ranks; this build trains on one"));
-    } else {
-        notes.push("planned with layers computed again in the backward; this build keeps their activations".to_string());
-    }
+    notes
+        .push("planned with step.recompute = true; a run that keeps its activations is faster and needs more memory".to_string());
     if arguments.rollout_sequences == 0 {
         notes.push(
             "rollouts are not counted: --rollout-sequences adds the built-in engine's whole model and its caches, or those of servers".to_string(),

@@ -114,6 +114,9 @@ fn work_together(ranks: &Ranks, work: impl FnOnce() -> Result<(), RankError>) ->
     }
 }
 
+/// What a rank's work unwound with. A device that failed ends the run with code 1, as it does on one rank: most of what it can say (memory,
+/// a wrong launch, a finding of the emulator) comes back at the same step, and a GPU that broke needs somebody to look at it. Nothing is
+/// lost: `--resume` goes on, without that node too.
 fn unwound(payload: Box<dyn Any + Send>) -> RankError {
     let payload = match payload.downcast::<CollectiveError>() {
         Ok(error) => return RankError::Stopped(*error),

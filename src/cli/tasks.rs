@@ -13,8 +13,8 @@ use super::CliError;
 use crate::grader::{self, Grader, TaskCheck};
 use crate::sandbox::{Sandbox, SandboxError, Settings};
 use crate::task::bugfix::{Level, Split, generate};
-use crate::task::{TaskError, make_builtin, make_builtin_tokenizer, read_tasks, write_atomically, write_tasks};
-use crate::types::{Task, Workspace};
+use crate::task::{TaskError, make_builtin, make_builtin_tokenizer, read_tasks, write_tasks};
+use crate::types::{Task, Workspace, write_atomically};
 
 /// Make, show and check task files.
 #[derive(Args, Clone, Debug)]

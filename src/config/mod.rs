@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use layers::{ConfigError, Layers};
 pub use recipes::{RECIPES, recipe};
 
+use crate::algorithm::Problems;
 use crate::device::{DeviceChoice, GemmLibrary};
 use crate::train::{CheckpointSettings, StepSettings};
 use crate::{agent, engine, evaluate, grader, parallel, sandbox, stage};
@@ -103,7 +104,7 @@ impl RunFile {
     /// Checks every setting.
     ///
     /// # Errors
-    /// One line that names the key, what was found and what would do.
+    /// One line for each problem of the first section that has any: the key, what was found and what would do.
     pub fn check(&self) -> Result<(), String> {
         let name = &self.run.name;
         if name.is_empty() || name.contains(['/', '\\', '\0']) || name.starts_with('.') {
@@ -121,8 +122,10 @@ impl RunFile {
         self.agent.check()?;
         self.engine.check()?;
         self.rollout.check()?;
-        self.rft.check()?;
-        self.rl.check()?;
+        let mut problems = Problems::default();
+        problems.within("rft", self.rft.check());
+        problems.within("rl", self.rl.check());
+        problems.finish().map_err(|errors| errors.to_string())?;
         self.step.check()?;
         self.parallel.check()?;
         self.evaluate.check()?;

@@ -256,7 +256,8 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     fn clear(&self, buffer: &mut Self::Buffer, length: usize);
     /// `to[..length] = from[..length]`
     fn copy(&self, from: &Self::Buffer, to: &mut Self::Buffer, length: usize);
-    /// `to[to_offset..][..length] = from[from_offset..][..length]`, rounded where `to` is less precise.
+    /// `to[to_offset..][..length] = from[from_offset..][..length]`, rounded where `to` is less precise. Between buffers that differ in
+    /// [`Device::number_bytes`] both offsets must be multiples of 8.
     fn copy_part(&self, from: &Self::Buffer, from_offset: usize, to: &mut Self::Buffer, to_offset: usize, length: usize);
     /// `buffer *= factor`
     fn scale(&self, buffer: &mut Self::Buffer, factor: f32);
@@ -358,39 +359,6 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
         output: &mut Self::Buffer,
         log_sum_exp: Option<&mut Self::Buffer>,
     );
-    /// Backward of [`Device::attention`] over whole sequences (every cache empty before). `drotated: [rows, projected_width]`.
-    #[allow(clippy::too_many_arguments)]
-    fn attention_backward(
-        &self,
-        doutput: &Self::Buffer,
-        rotated: &Self::Buffer,
-        output: &Self::Buffer,
-        log_sum_exp: &Self::Buffer,
-        heads: Heads,
-        spans: &[Span],
-        drotated: &mut Self::Buffer,
-    ) {
-        let lengths: Vec<usize> = spans.iter().map(|span| span.length).collect();
-        let (plan, range) = (KeyBlocks::whole(&lengths), 0..heads.key_value_heads);
-        let numbers = plan.blocks * KeyBlocks::block_numbers(heads.key_value_heads, heads.head_dim);
-        let mut blocks = self.zeros(Role::Activations, numbers);
-        let mut dblocks = self.zeros(Role::Gradients, numbers);
-        self.write_key_blocks(rotated, heads, range.clone(), &plan, &mut blocks);
-        let (whole, dwhole) = (&blocks, &mut dblocks);
-        self.block_attention_backward(
-            doutput,
-            rotated,
-            output,
-            log_sum_exp,
-            heads,
-            range.clone(),
-            &plan,
-            whole,
-            drotated,
-            dwhole,
-        );
-        self.read_key_block_gradients(&dblocks, heads, range, &plan, drotated);
-    }
 
     // ---- attention of training passes: keys and values in blocks, for the key/value heads `range` and the query heads of their groups ----
     /// Copies the keys and values of every row to its place in `blocks`, and zeros to the rest of each slice's last block.

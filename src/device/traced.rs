@@ -295,21 +295,6 @@ impl<D: Device> Device for Traced<D> {
         let shape = [total(spans), heads.query_heads, heads.key_value_heads, heads.head_dim];
         self.run("attention", &shape, |device| device.attention(rotated, heads, spans, caches, output, log_sum_exp));
     }
-    fn attention_backward(
-        &self,
-        doutput: &D::Buffer,
-        rotated: &D::Buffer,
-        output: &D::Buffer,
-        log_sum_exp: &D::Buffer,
-        heads: Heads,
-        spans: &[Span],
-        drotated: &mut D::Buffer,
-    ) {
-        let shape = [total(spans), heads.query_heads, heads.key_value_heads, heads.head_dim];
-        self.run("attention_backward", &shape, |device| {
-            device.attention_backward(doutput, rotated, output, log_sum_exp, heads, spans, drotated);
-        });
-    }
 
     fn write_key_blocks(&self, rotated: &D::Buffer, heads: Heads, range: Range<usize>, plan: &KeyBlocks, blocks: &mut D::Buffer) {
         self.run("write_key_blocks", &block_shape(plan, heads, &range), |device| {

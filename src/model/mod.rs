@@ -25,7 +25,6 @@ mod weights;
 mod whole;
 mod workspace;
 
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -41,7 +40,7 @@ pub use shapes::shape_names;
 pub use whole::Whole;
 
 use crate::device::{Device, KEYS_PER_BLOCK, Role};
-use crate::types::Batch;
+use crate::types::{Batch, write_atomically};
 pub(crate) use attention::block_buffer_numbers;
 pub(crate) use initial::initial_values;
 pub(crate) use parameters::{Entry, Layout, Parameter, Part};
@@ -217,7 +216,8 @@ impl<D: Device> Model<D> {
         weights::write(directory, self.layout(), |index, part| {
             self.device().read(&self.parameters[index].values, part.offset, part.length())
         })?;
-        weights::replace(&directory.join("config.json"), |file| file.write_all(self.config().to_json().as_bytes()))
+        let config = directory.join("config.json");
+        write_atomically(&config, self.config().to_json().as_bytes()).map_err(|source| ModelError::io(&config, source))
     }
 
     /// Zeroed gradients of this model's shape.

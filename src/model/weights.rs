@@ -11,6 +11,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use super::error::ModelError;
 use super::parameters::{Layout, Part};
+use crate::types::replace_file;
 
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -116,7 +117,8 @@ pub fn write(directory: &Path, layout: &Layout, mut values: impl FnMut(usize, &P
     }
     let mut header = serde_json::Value::Object(header).to_string().into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
-    replace(&directory.join(SINGLE_FILE), |file| {
+    let path = directory.join(SINGLE_FILE);
+    let written = replace_file(&path, |file| {
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(&header)?;
         for (index, part) in layout.parts() {
@@ -126,22 +128,6 @@ pub fn write(directory: &Path, layout: &Layout, mut values: impl FnMut(usize, &P
             }
         }
         Ok(())
-    })
-}
-
-/// Writes a file under a temporary name, syncs it and renames it into place, so that a reader sees the old or the new one, whole.
-pub fn replace(path: &Path, content: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), ModelError> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".partial");
-    let temporary = path.with_file_name(name);
-    let result = File::create(&temporary).and_then(|mut file| {
-        content(&mut file)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)
     });
-    result.map_err(|source| {
-        // The partial file is of no use; that it cannot be removed either changes nothing about the error.
-        let _ = std::fs::remove_file(&temporary);
-        ModelError::io(path, source)
-    })
+    written.map_err(|source| ModelError::io(&path, source))
 }

@@ -16,7 +16,7 @@ use super::context::{ContextPlan, pairs_per_token};
 use super::context_exchange::head_groups;
 use super::memory::{BF16, RankMemory};
 use super::mesh::{Mesh, Placement};
-use super::sharding::{Collective, SCALARS, ShardedSizes, Stage, Transfer, Work, micro_batch_schedule};
+use super::sharding::{Collective, SQUARES_BYTES, ShardedSizes, Stage, Transfer, Work, micro_batch_schedule};
 use crate::device::Peaks;
 use crate::device::cuda::roofline;
 use crate::model::{ModelConfig, StepFlops};
@@ -177,7 +177,7 @@ impl StepEstimate {
         for stage in micro_batch_schedule(config, mesh, &plan, BF16) {
             estimate.add_stage(&stage, work.of(stage.work), config, mesh, gpu);
         }
-        estimate.add_scalars(mesh);
+        estimate.add_squares(mesh);
         let flops = StepFlops::of(config, &[workload.context], workload.context);
         let peak = estimate.step_seconds() * mesh.world() as f64 * peaks.tensor_flops;
         estimate.mfu_c6 = flops.total(StepFlops::CAUSAL) * workload.sequences as f64 / peak;
@@ -207,15 +207,14 @@ impl StepEstimate {
         self.exposed_seconds += self.micro_batches as f64 * exposed;
     }
 
-    /// One all-reduce of a few numbers, too small to have a time: a reduce-scatter and an all-gather of equal parts.
-    fn add_scalars(&mut self, mesh: &Mesh) {
+    /// One all-reduce of a number, too small to have a time: a reduce-scatter and an all-gather of equal parts.
+    fn add_squares(&mut self, mesh: &Mesh) {
         if mesh.world() == 1 {
             return;
         }
-        let bytes = size_of_val(&[0f64; SCALARS.len()]) as u64;
-        let part = bytes.div_ceil(mesh.world() as u64);
+        let part = SQUARES_BYTES.div_ceil(mesh.world() as u64);
         self.link_bytes.add(LinkBytes::of_shards(part, mesh.world_placement()), 2);
-        self.payload_bytes.insert("scalars_all_reduce", bytes);
+        self.payload_bytes.insert("squares_all_reduce", SQUARES_BYTES);
     }
 }
 
@@ -384,7 +383,7 @@ mod tests {
             ("keys_values_all_gather", keys),
             ("key_value_gradients_reduce_scatter", 2 * key_gradients),
             ("scores_all_gather", scores),
-            ("scalars_all_reduce", 48),
+            ("squares_all_reduce", 8),
         ];
         assert_eq!(estimate.payload_bytes, BTreeMap::from(expected));
     }

@@ -19,6 +19,9 @@ pub trait Links<D: Device>: Send + Sync {
     fn reduce_scatter(&self, buffer: &mut D::Buffer, share: usize) -> Result<(), CollectiveError>;
 
     /// Runs `communicate`, which calls what it is given, beside `compute`, and waits for both. `compute` makes no call of this group.
+    ///
+    /// A call within `communicate` may return before its buffer has been read or filled: such a buffer must outlive `overlapped`, and
+    /// nobody looks at it until then.
     fn overlapped(
         &self,
         communicate: &mut (dyn FnMut(&dyn Links<D>) -> Result<(), CollectiveError> + Send),

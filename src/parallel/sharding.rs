@@ -27,8 +27,9 @@ const F32: u64 = 4;
 /// Shards start at multiples of this many elements: 16 bytes of bf16, what a kernel loads at once.
 const SHARD_GRAIN: usize = 8;
 
-/// What a step sums over all ranks beside gradients, one f64 each.
-pub const SCALARS: [&str; 6] = ["trained tokens", "tokens", "loss", "entropy", "squared gradients", "faults"];
+/// What a step sums over all ranks beside gradients: their squares, one f64. What replicas tell each other for the metrics is JSON over
+/// the host, as long as their digits are, and is not planned.
+pub const SQUARES_BYTES: u64 = size_of::<f64>() as u64;
 
 /// A tensor of `elements` cut over `ranks`: equal shards, the last ones padded or empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Run, RunError, first_fault, show, surroundings};
 use crate::agent::Demonstrations;
-use crate::algorithm::{Decay, ScheduleSettings, learning_rate};
+use crate::algorithm::{Decay, Problems, ScheduleSettings, SettingErrors, learning_rate};
 use crate::device::Device;
 use crate::train::optimizer::AdamWSettings;
 use crate::train::{FileError, write_atomically};
@@ -50,12 +50,12 @@ impl Default for RftSettings {
 
 impl RftSettings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
-        if self.batch_sequences == 0 {
-            return Err("rft.batch_sequences = 0: must be at least 1".into());
-        }
-        self.schedule.check().map_err(|error| format!("rft.schedule.{error}"))
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
+        problems.unless(self.batch_sequences > 0, "batch_sequences", self.batch_sequences, "give at least 1");
+        problems.within("schedule", self.schedule.check());
+        problems.finish()
     }
 }
 

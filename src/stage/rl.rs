@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Context, Run, RunError, builtin_engine, first_fault, rollout, show, stream};
 use crate::agent::Work;
-use crate::algorithm::{ClipSettings, Decay, Mismatch, ScheduleSettings, has_signal, learning_rate, leave_one_out};
+use crate::algorithm::{
+    ClipSettings, Decay, Mismatch, Problems, ScheduleSettings, SettingErrors, has_signal, learning_rate, leave_one_out,
+};
 use crate::device::Device;
 use crate::evaluate::count_endings;
 use crate::train::optimizer::AdamWSettings;
@@ -54,22 +56,16 @@ impl Default for RlSettings {
 
 impl RlSettings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
-        if self.tasks_per_step == 0 {
-            return Err("rl.tasks_per_step = 0: must be at least 1".into());
-        }
-        if self.group_size < 2 {
-            return Err(format!(
-                "rl.group_size = {}: must be at least 2, a lone attempt has nothing to compare with",
-                self.group_size
-            ));
-        }
-        if self.updates_per_rollout == 0 {
-            return Err("rl.updates_per_rollout = 0: must be at least 1".into());
-        }
-        self.clip.check().map_err(|error| format!("rl.clip.{error}"))?;
-        self.schedule.check().map_err(|error| format!("rl.schedule.{error}"))
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
+        problems.unless(self.tasks_per_step > 0, "tasks_per_step", self.tasks_per_step, "give at least 1");
+        let remedy = "give at least 2, a lone attempt has nothing to compare with";
+        problems.unless(self.group_size > 1, "group_size", self.group_size, remedy);
+        problems.unless(self.updates_per_rollout > 0, "updates_per_rollout", self.updates_per_rollout, "give at least 1");
+        problems.within("clip", self.clip.check());
+        problems.within("schedule", self.schedule.check());
+        problems.finish()
     }
 }
 

@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
 use serde_json::Value;
 
 use super::{TaskError, apply_patch, touched_paths};
-use crate::types::{Task, Workspace};
+use crate::types::{Task, Workspace, write_atomically};
 
 const REQUIRED: [&str; 6] = ["id", "issue", "files", "hidden_tests", "FAIL_TO_PASS", "gold_patch"];
 
@@ -54,20 +53,6 @@ pub fn render_tasks(tasks: &[Task]) -> String {
 pub fn write_tasks(path: &Path, tasks: &[Task]) -> Result<(), TaskError> {
     write_atomically(path, render_tasks(tasks).as_bytes())
         .map_err(|error| TaskError::Write { path: path.display().to_string(), reason: error.to_string() })
-}
-
-/// Writes beside `path`, to the disk, then renames.
-pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut name = path.file_name().ok_or_else(|| std::io::Error::other("the path names no file"))?.to_os_string();
-    name.push(format!(".{}.partial", std::process::id()));
-    let partial = path.with_file_name(name);
-    let written = fs::File::create(&partial)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&partial);
-    }
-    written
 }
 
 fn parse_task(line: &str) -> Result<Task, String> {

@@ -1,9 +1,9 @@
-//! Attention: packed sequences forward and backward, and the same bits however a sequence is cut into calls.
+//! Attention over caches: packed sequences, and the same bits however a sequence is cut into calls. Its backward is that of blocks.
 
 use learner::device::{Heads, Role, Span};
 
 use crate::accept::{Claim, assert_same_bits, largest};
-use crate::inputs::{Inputs, heads, on_grid, spans};
+use crate::inputs::{Inputs, far_below_zero, heads, peaked, spans};
 use crate::reference::{self, Precision, wide};
 use crate::subject::{Subject, Testable, activations, all, on_every_device};
 
@@ -18,36 +18,25 @@ on_every_device!(
     sequences_do_not_see_each_other,
 );
 
-/// Whole sequences through empty caches, and back: `[output, log_sum_exp, drotated]`.
-fn run_whole<D: Testable>(device: &D, rotated: &[f32], doutput: &[f32], heads: Heads, lengths: &[usize]) -> [Vec<f32>; 3] {
+/// Whole sequences through empty caches: `[output, log_sum_exp]`.
+pub fn run_whole<D: Testable>(device: &D, rotated: &[f32], heads: Heads, lengths: &[usize]) -> [Vec<f32>; 2] {
     let rows: usize = lengths.iter().sum();
-    let spans = spans(lengths);
     let mut caches: Vec<D::KeyValues> = lengths.iter().map(|_| device.new_key_values(heads)).collect();
     let mut caches: Vec<&mut D::KeyValues> = caches.iter_mut().collect();
-    let (rotated, doutput) = (activations(device, rotated), activations(device, doutput));
     let mut output = device.zeros(Role::Activations, rows * heads.query_width());
     let mut log_sum_exp = device.zeros(Role::Statistics, rows * heads.query_heads);
-    device.attention(&rotated, heads, &spans, &mut caches, &mut output, Some(&mut log_sum_exp));
-    let mut drotated = device.zeros(Role::Activations, rows * heads.projected_width());
-    device.attention_backward(&doutput, &rotated, &output, &log_sum_exp, heads, &spans, &mut drotated);
-    [all(device, &output), all(device, &log_sum_exp), all(device, &drotated)]
+    let rotated = activations(device, rotated);
+    device.attention(&rotated, heads, &spans(lengths), &mut caches, &mut output, Some(&mut log_sum_exp));
+    [all(device, &output), all(device, &log_sum_exp)]
 }
 
 fn check<D: Testable>(subject: &Subject<D>, heads: Heads, lengths: &[usize], rotated: &[f32]) {
-    let rows: usize = lengths.iter().sum();
-    let doutput = Inputs::new("doutput").normal(rows * heads.query_width(), 1.0);
-    let [output, log_sum_exp, drotated] = subject.run(|device| run_whole(device, rotated, &doutput, heads, lengths));
-    let (rotated, doutput, spans) = (wide(rotated), wide(&doutput), spans(lengths));
-    let [(forward, backward), (naive_forward, naive_backward)] = [Precision::Exact, Precision::Bf16].map(|precision| {
-        let backward = reference::attention_backward(precision, &doutput, &rotated, heads, &spans);
-        (reference::attention(precision, &rotated, heads, &spans), backward)
-    });
-    let claim = |name: &str, width: usize, found: &[f32], exact: &[f64], naive: &[f64]| {
-        let what = format!("{name}, {heads:?}, lengths {lengths:?}");
-        Claim { what: &what, width, found, exact, naive }.accept_activations::<D>();
-    };
-    claim("output", heads.query_width(), &output, &forward.output, &naive_forward.output);
-    claim("drotated", heads.projected_width(), &drotated, &backward, &naive_backward);
+    let [output, log_sum_exp] = subject.run(|device| run_whole(device, rotated, heads, lengths));
+    let [forward, naive] = [Precision::Exact, Precision::Bf16]
+        .map(|precision| reference::attention(precision, &wide(rotated), heads, &spans(lengths)));
+    let what = format!("output, {heads:?}, lengths {lengths:?}");
+    let (exact, naive) = (&forward.output, &naive.output);
+    Claim { what: &what, width: heads.query_width(), found: &output, exact, naive }.accept_activations::<D>();
     let exact = &forward.log_sum_exp;
     let what = format!("log-sum-exp, {heads:?}, lengths {lengths:?}");
     let allowed = 1e-5 * (1.0 + largest(exact.iter().copied()));
@@ -73,26 +62,14 @@ fn head_dims_and_groups<D: Testable>(subject: &Subject<D>) {
     }
 }
 
-/// Queries so long that almost every row sees one key alone.
 fn peaked_scores<D: Testable>(subject: &Subject<D>) {
     let heads = heads(3, 1, 64);
-    let mut rotated = Inputs::new("peaked").normal(80 * heads.projected_width(), 1.0);
-    for row in rotated.chunks_exact_mut(heads.projected_width()) {
-        row[..heads.query_width()].iter_mut().for_each(|x| *x *= 32.0);
-    }
-    check(subject, heads, &[80], &rotated);
+    check(subject, heads, &[80], &peaked(heads, 80));
 }
 
-/// Keys along one direction, queries against it: a maximum that starts at zero would be wrong.
 fn scores_far_below_zero<D: Testable>(subject: &Subject<D>) {
     let heads = heads(2, 1, 64);
-    let mut rotated = Inputs::new("below zero").normal(70 * heads.projected_width(), 0.5);
-    for row in rotated.chunks_exact_mut(heads.projected_width()) {
-        let (queries, rest) = row.split_at_mut(heads.query_width());
-        queries.iter_mut().for_each(|x| *x = on_grid(f64::from(*x) - 4.0));
-        rest[..heads.key_value_width()].iter_mut().for_each(|x| *x = on_grid(f64::from(*x) + 4.0));
-    }
-    check(subject, heads, &[70], &rotated);
+    check(subject, heads, &[70], &far_below_zero(heads, 70));
 }
 
 fn several_segments<D: Testable>(subject: &Subject<D>) {
@@ -102,7 +79,7 @@ fn several_segments<D: Testable>(subject: &Subject<D>) {
 
 fn no_sequences<D: Testable>(subject: &Subject<D>) {
     let heads = heads(4, 2, 64);
-    let results = subject.run(|device| run_whole(device, &[], &[], heads, &[]));
+    let results = subject.run(|device| run_whole(device, &[], heads, &[]));
     assert!(results.iter().all(Vec::is_empty));
 }
 

@@ -5,7 +5,8 @@ use std::ops::Range;
 use learner::device::{Device, Heads, KEYS_PER_BLOCK, KeyBlocks, QuerySlice, Role};
 
 use crate::accept::{Claim, assert_same_bits};
-use crate::inputs::{Inputs, heads, spans};
+use crate::attention::run_whole;
+use crate::inputs::{Inputs, far_below_zero, heads, peaked, spans};
 use crate::reference::{self, Precision, wide};
 use crate::subject::{Subject, Testable, activations, all, on_every_device};
 
@@ -13,6 +14,10 @@ on_every_device!(
     one_rank_has_the_bits_of_caches,
     ranks_have_the_bits_of_one,
     gradients,
+    gradients_of_every_group,
+    gradients_of_peaked_scores,
+    gradients_of_scores_far_below_zero,
+    gradients_over_segments,
     gradients_over_ranks,
     ranges_of_heads,
     rows_at_the_default_segment,
@@ -142,18 +147,6 @@ fn run_shares<D: Testable>(
     results
 }
 
-/// The same documents through caches: `[output, log_sum_exp]`.
-fn run_caches<D: Testable>(device: &D, rotated: &[f32], heads: Heads, lengths: &[usize]) -> [Vec<f32>; 2] {
-    let rows: usize = lengths.iter().sum();
-    let mut caches: Vec<D::KeyValues> = lengths.iter().map(|_| device.new_key_values(heads)).collect();
-    let mut caches: Vec<&mut D::KeyValues> = caches.iter_mut().collect();
-    let mut output = device.zeros(Role::Activations, rows * heads.query_width());
-    let mut log_sum_exp = device.zeros(Role::Statistics, rows * heads.query_heads);
-    let rotated = activations(device, rotated);
-    device.attention(&rotated, heads, &spans(lengths), &mut caches, &mut output, Some(&mut log_sum_exp));
-    [all(device, &output), all(device, &log_sum_exp)]
-}
-
 fn inputs(heads: Heads, lengths: &[usize]) -> (Vec<f32>, Vec<f32>) {
     let rows: usize = lengths.iter().sum();
     let mut numbers = Inputs::new("blocks");
@@ -173,7 +166,7 @@ fn one_rank_has_the_bits_of_caches<D: Testable>(subject: &Subject<D>) {
         let subject = subject.with_segment(64);
         let [output, log_sum_exp, _] =
             subject.run(|device| run_shares(device, &rotated, &doutput, heads, &all_heads(heads), &whole(&LENGTHS)));
-        let [cached_output, cached_log_sum_exp] = subject.run(|device| run_caches(device, &rotated, heads, &LENGTHS));
+        let [cached_output, cached_log_sum_exp] = subject.run(|device| run_whole(device, &rotated, heads, &LENGTHS));
         assert_same_bits(&format!("output, {heads:?}"), &output, &cached_output);
         assert_same_bits(&format!("log-sum-exp, {heads:?}"), &log_sum_exp, &cached_log_sum_exp);
     }
@@ -209,9 +202,19 @@ fn check_gradients<D: Testable>(
     ranges: &[Range<usize>],
     shares: &[Share],
 ) {
-    let (rotated, doutput) = inputs(heads, lengths);
-    let [output, _, drotated] = subject.run(|device| run_shares(device, &rotated, &doutput, heads, ranges, shares));
-    let (rotated, doutput, spans) = (wide(&rotated), wide(&doutput), spans(lengths));
+    check_gradients_of(subject, heads, lengths, ranges, shares, &inputs(heads, lengths));
+}
+
+fn check_gradients_of<D: Testable>(
+    subject: &Subject<D>,
+    heads: Heads,
+    lengths: &[usize],
+    ranges: &[Range<usize>],
+    shares: &[Share],
+    (rotated, doutput): &(Vec<f32>, Vec<f32>),
+) {
+    let [output, _, drotated] = subject.run(|device| run_shares(device, rotated, doutput, heads, ranges, shares));
+    let (rotated, doutput, spans) = (wide(rotated), wide(doutput), spans(lengths));
     let [(exact_output, exact), (naive_output, naive)] = [Precision::Exact, Precision::Bf16].map(|precision| {
         let output = reference::attention(precision, &rotated, heads, &spans).output;
         (output, reference::attention_backward(precision, &doutput, &rotated, heads, &spans))
@@ -234,6 +237,33 @@ fn gradients<D: Testable>(subject: &Subject<D>) {
     ];
     for (heads, lengths) in cases {
         check_gradients(subject, heads, lengths, &all_heads(heads), &whole(lengths));
+    }
+}
+
+fn gradients_of_every_group<D: Testable>(subject: &Subject<D>) {
+    for (query_heads, key_value_heads) in [(2, 2), (6, 2), (5, 1), (7, 1), (8, 1)] {
+        for (head_dim, lengths) in [(32, [70, 3]), (64, [9, 66]), (128, [1, 33])] {
+            let heads = heads(query_heads, key_value_heads, head_dim);
+            check_gradients(subject, heads, &lengths, &all_heads(heads), &whole(&lengths));
+        }
+    }
+}
+
+fn gradients_of_peaked_scores<D: Testable>(subject: &Subject<D>) {
+    let (heads, lengths) = (heads(3, 1, 64), [80]);
+    let values = (peaked(heads, 80), inputs(heads, &lengths).1);
+    check_gradients_of(subject, heads, &lengths, &all_heads(heads), &whole(&lengths), &values);
+}
+
+fn gradients_of_scores_far_below_zero<D: Testable>(subject: &Subject<D>) {
+    let (heads, lengths) = (heads(2, 1, 64), [70]);
+    let values = (far_below_zero(heads, 70), inputs(heads, &lengths).1);
+    check_gradients_of(subject, heads, &lengths, &all_heads(heads), &whole(&lengths), &values);
+}
+
+fn gradients_over_segments<D: Testable>(subject: &Subject<D>) {
+    for (heads, lengths) in [(heads(3, 1, 64), &[200, 64, 65][..]), (heads(2, 1, 128), &[130])] {
+        check_gradients(&subject.with_segment(64), heads, lengths, &all_heads(heads), &whole(lengths));
     }
 }
 
@@ -282,7 +312,7 @@ fn rows_at_the_default_segment<D: Testable>(subject: &Subject<D>) {
         device.block_attention(&after, heads, 0..1, &plan(0, first, tail), &blocks, &mut output, &mut log_sum_exp);
         [all(device, &output), all(device, &log_sum_exp)]
     });
-    let [output, log_sum_exp] = subject.once(|device| run_caches(device, &rotated, heads, &[length]));
+    let [output, log_sum_exp] = subject.once(|device| run_whole(device, &rotated, heads, &[length]));
     assert_same_bits("output", &found, &output[first * heads.query_width()..]);
     assert_same_bits("log-sum-exp", &found_statistics, &log_sum_exp[first * heads.query_heads..]);
 }

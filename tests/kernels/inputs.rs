@@ -57,3 +57,23 @@ pub fn spans(lengths: &[usize]) -> Vec<Span> {
     };
     lengths.iter().map(next).collect()
 }
+
+/// Rotated rows whose queries are so long that almost every one sees one key alone.
+pub fn peaked(heads: Heads, rows: usize) -> Vec<f32> {
+    let mut rotated = Inputs::new("peaked").normal(rows * heads.projected_width(), 1.0);
+    for row in rotated.chunks_exact_mut(heads.projected_width()) {
+        row[..heads.query_width()].iter_mut().for_each(|x| *x *= 32.0);
+    }
+    rotated
+}
+
+/// Rotated rows with keys along one direction and queries against it: a maximum that starts at zero would be wrong.
+pub fn far_below_zero(heads: Heads, rows: usize) -> Vec<f32> {
+    let mut rotated = Inputs::new("below zero").normal(rows * heads.projected_width(), 0.5);
+    for row in rotated.chunks_exact_mut(heads.projected_width()) {
+        let (queries, rest) = row.split_at_mut(heads.query_width());
+        queries.iter_mut().for_each(|x| *x = on_grid(f64::from(*x) - 4.0));
+        rest[..heads.key_value_width()].iter_mut().for_each(|x| *x = on_grid(f64::from(*x) + 4.0));
+    }
+    rotated
+}

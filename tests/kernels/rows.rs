@@ -11,6 +11,8 @@ on_every_device!(
     buffers_hold_what_was_written,
     rows_gathered_and_scattered,
     buffers_accumulate,
+    parts_copied,
+    bytes_of_a_number,
     embedding_with_repeated_ids,
     embedding_of_a_table_that_arrived,
     norms,
@@ -104,6 +106,35 @@ fn buffers_accumulate<D: Testable>(subject: &Subject<D>) {
         let expected: Vec<f32> = to.iter().zip(&from).map(|(to, from)| to + from).take(length).collect();
         assert_same_bits("sum", &sum, &[&expected[..], &to[length..]].concat());
     }
+}
+
+/// Between roles at multiples of what a kernel loads at once, within one anywhere; what lies around stays as it was.
+fn parts_copied<D: Testable>(subject: &Subject<D>) {
+    let roles = [Role::Gradients, Role::Travelling, Role::Activations];
+    for length in [1, 7, 257, 2049] {
+        let mut numbers = Inputs::new("parts");
+        let (from, before) = (numbers.normal(length + 9, 1.0), numbers.normal(length + 19, 1.0));
+        for (from_role, to_role) in roles.iter().flat_map(|&from| roles.map(|to| (from, to))) {
+            let (first, place) = if from_role == to_role { (3, 7) } else { (8, 16) };
+            let [found] = subject.run(|device| {
+                let mut to = device.upload(to_role, &before);
+                device.copy_part(&device.upload(from_role, &from), first, &mut to, place, length);
+                [all(device, &to)]
+            });
+            let expected = [&before[..place], &from[first..][..length], &before[place + length..]].concat();
+            assert_same_bits(&format!("{length} numbers of {from_role:?} in {to_role:?}"), &found, &expected);
+        }
+    }
+}
+
+/// What sums is f32 on every device; what travels is what products read.
+fn bytes_of_a_number<D: Testable>(subject: &Subject<D>) {
+    let bytes = |role| subject.once(|device: &D| device.number_bytes(&device.zeros(role, 8)));
+    for role in [Role::Weights, Role::Gradients, Role::Optimizer, Role::Statistics] {
+        assert_eq!(bytes(role), 4, "{role:?}");
+    }
+    let computed = if D::ACTIVATIONS == Precision::Exact { 4 } else { 2 };
+    assert_eq!([bytes(Role::Travelling), bytes(Role::Activations)], [computed; 2]);
 }
 
 /// A matrix that arrives in more room than it needs multiplies, and is looked up, as one that was always here.

@@ -45,7 +45,7 @@ fn eight_billion_parameters_at_full_length() {
         let found = plan[key].as_f64().unwrap();
         assert!((found / mfu(c) - 1.0).abs() < 1e-12, "{key}: {found} and {}", mfu(c));
     }
-    assert!(plan["notes"].to_string().contains("planned for 128 ranks; this build trains on one"));
+    assert!(plan["notes"].to_string().contains("step.recompute = true"));
     assert!(plan["notes"].to_string().contains("40960 positions"));
 }
 
@@ -133,7 +133,7 @@ fn people_read_the_assumptions_too() {
     let output = succeed(&[&["plan"][..], &arguments, &["--network", "25"]].concat());
     let said = text(&output.stdout);
     for words in
-        ["layout", "NVLink 400 GB/s, network 25 GB/s", "692 of 989 TFLOP/s", "memory per GPU", "best", "this build trains on one"]
+        ["layout", "NVLink 400 GB/s, network 25 GB/s", "692 of 989 TFLOP/s", "memory per GPU", "best", "step.recompute = true"]
     {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }

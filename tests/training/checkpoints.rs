@@ -180,3 +180,24 @@ fn damaged_moments_are_refused_by_name() {
     std::fs::write(&file, &whole).unwrap();
     on_ranks(1, 1, |world| trainer(world, &settings(64)).restore_optimizer(&place).expect("whole again"));
 }
+
+/// A folder stands where the moments are to be written, after the weights have been.
+#[test]
+fn a_rank_that_cannot_write_its_part_leaves_no_large_file_and_no_checkpoint() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let partial = folder.path().join("step-00000003.partial");
+    let obstacle = partial.join("optimizer-00001-of-00001.safetensors");
+    on_ranks(1, 1, |world| {
+        let ranks = world.ranks.clone();
+        let mut trainer = trainer(world, &settings(64));
+        let mut writer = CheckpointWriter::open(folder.path().to_path_buf(), 2, &ranks).expect("a folder");
+        std::fs::create_dir_all(&obstacle).expect("an obstacle");
+        save(&mut trainer, &mut writer, 3);
+        let problem = writer.wait().expect_err("it cannot be written").to_string();
+        assert!(problem.contains("optimizer-00001-of-00001.safetensors"), "{problem}");
+        writer.wait().expect("nothing is waited for any more");
+    });
+    let left: Vec<_> = std::fs::read_dir(&partial).expect("the folder").map(|entry| entry.expect("an entry").path()).collect();
+    assert_eq!(left, [obstacle]);
+    assert_eq!(Checkpoints::new(folder.path().to_path_buf(), 2).latest().expect("a folder"), None);
+}

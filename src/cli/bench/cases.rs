@@ -1,11 +1,9 @@
 //! One case per kernel for `learner bench kernels`: the operation that launches it, on inputs of a stated shape, and its floor.
 
+use super::inputs::{Matrix, active, drawn, empty, ids, scattered};
 use crate::device::cuda::roofline::{self, Minimum};
-use crate::device::cuda::{Buffer, PackedWeights, PagedKeyValues};
-use crate::device::{
-    AdamWStep, Cotangents, CudaDevice, Device, Heads, KeyBlocks, LinearWeights, Role, Rotation, RotationGradients, Span,
-};
-use crate::types::{Key, Purpose};
+use crate::device::cuda::{Buffer, PagedKeyValues};
+use crate::device::{AdamWStep, Cotangents, CudaDevice, Device, Heads, KeyBlocks, Role, Rotation, RotationGradients, Span};
 
 /// The shapes of all cases.
 #[derive(Clone, Copy, Debug)]
@@ -161,52 +159,6 @@ pub fn cases(sizes: &Sizes) -> Vec<Case> {
         case(vec![watch("swiglu_backward", &rows_shape, roofline::swiglu_backward(rows, width))], swiglu_backward),
     ]
 }
-
-// ---- inputs ----
-
-/// Numbers in [-1, 1), a block of them over and over: kernels do not care, and the host has better things to do.
-fn drawn(device: &CudaDevice, role: Role, count: usize) -> Buffer {
-    let mut key = Key::new(Purpose::Benchmark, &[count as u64]);
-    let block: Vec<f32> = (0..count.min(8191)).map(|_| (2.0 * key.uniform() - 1.0) as f32).collect();
-    let values: Vec<f32> = block.iter().cycle().take(count).copied().collect();
-    device.upload(role, &values)
-}
-fn active(device: &CudaDevice, count: usize) -> Buffer {
-    drawn(device, Role::Activations, count)
-}
-fn empty(device: &CudaDevice, count: usize) -> Buffer {
-    device.zeros(Role::Activations, count)
-}
-/// A permutation in which no row has its neighbours: rows are moved one by one, as real ones are.
-fn scattered(rows: usize) -> Vec<usize> {
-    let stride = (rows / 3) | 1;
-    let stride = (stride..)
-        .step_by(2)
-        .find(|stride| (2..=*stride).all(|d| !rows.is_multiple_of(d) || !stride.is_multiple_of(d)))
-        .unwrap_or(1);
-    (0..rows).map(|row| row * stride % rows).collect()
-}
-fn ids(rows: usize, unique: usize) -> Vec<u32> {
-    scattered(rows).into_iter().map(|row| (row % unique) as u32).collect()
-}
-
-struct Matrix {
-    values: Buffer,
-    packed: PackedWeights,
-    outputs: usize,
-    inputs: usize,
-}
-impl Matrix {
-    fn new(device: &CudaDevice, outputs: usize, inputs: usize) -> Matrix {
-        let values = drawn(device, Role::Weights, outputs * inputs);
-        Matrix { packed: device.pack(&values, outputs, inputs), values, outputs, inputs }
-    }
-    fn linear(&self) -> LinearWeights<'_, CudaDevice> {
-        LinearWeights { values: &self.values, packed: &self.packed, outputs: self.outputs, inputs: self.inputs }
-    }
-}
-
-// ---- operations ----
 
 const EPSILON: f32 = 1e-6;
 
@@ -492,19 +444,4 @@ fn swiglu(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation 
 fn swiglu_backward(device: &CudaDevice, &Sizes { rows, width, .. }: &Sizes) -> Operation {
     let (dy, mut gate_up, mut y) = (active(device, rows * width), active(device, 2 * rows * width), empty(device, rows * width));
     Box::new(move |device| device.swiglu_backward(&dy, &mut gate_up, rows, width, &mut y))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_are_moved_in_an_order_that_is_a_permutation() {
-        for rows in [2, 64, 2048, 8192] {
-            let mut order = scattered(rows);
-            order.sort();
-            assert_eq!(order, (0..rows).collect::<Vec<_>>());
-        }
-        assert_eq!(ids(64, 32).iter().filter(|&&id| id == 7).count(), 2);
-    }
 }

@@ -3,6 +3,7 @@
 
 mod cases;
 mod figures;
+mod inputs;
 mod kernels;
 mod rollout;
 mod step;

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{CudaDevice, DeviceError, DeviceFailure, EmulatorSettings, Purpose};
 use crate::device::{
-    AdamWStep, Cotangents, CpuDevice, Device, GemmLibrary, Heads, LinearWeights, ModelSizes, Role, Rotation, RotationGradients,
-    Span,
+    AdamWStep, Cotangents, CpuDevice, Device, GemmLibrary, Heads, KeyBlocks, LinearWeights, ModelSizes, Role, Rotation,
+    RotationGradients, Span,
 };
 
 /// What an operation gave, in f32.
@@ -190,7 +190,23 @@ fn attention<D: Device>(device: &D) -> Results {
     results.extend([all(device, &output), all(device, &log_sum_exp)]);
     let mut drotated = empty(device, rows * HEADS.projected_width());
     let doutput = activations(device, 2, rows * HEADS.query_width());
-    device.attention_backward(&doutput, &rotated, &output, &log_sum_exp, HEADS, &spans, &mut drotated);
+    let (plan, heads) = (KeyBlocks::whole(&spans.map(|span| span.length)), 0..HEADS.key_value_heads);
+    let numbers = plan.blocks * KeyBlocks::block_numbers(HEADS.key_value_heads, HEADS.head_dim);
+    let (mut blocks, mut dblocks) = (device.zeros(Role::Activations, numbers), device.zeros(Role::Gradients, numbers));
+    device.write_key_blocks(&rotated, HEADS, heads.clone(), &plan, &mut blocks);
+    device.block_attention_backward(
+        &doutput,
+        &rotated,
+        &output,
+        &log_sum_exp,
+        HEADS,
+        heads.clone(),
+        &plan,
+        &blocks,
+        &mut drotated,
+        &mut dblocks,
+    );
+    device.read_key_block_gradients(&dblocks, HEADS, heads, &plan, &mut drotated);
     results.push(all(device, &drotated));
     // The same sequences go on, one of them as a copy, by few rows and by many.
     let mut continued = [caches[0].clone(), caches[1].clone()];

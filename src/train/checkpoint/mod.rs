@@ -32,9 +32,10 @@ pub(super) use moments::restore;
 pub use snapshot::Snapshot;
 pub use writer::CheckpointWriter;
 
-use super::files::{FileError, sync_folder, write_atomically};
+use super::files::{FileError, write_atomically};
 use crate::collectives::CollectiveError;
 use crate::model::ModelError;
+use crate::types::sync_folder;
 
 /// When checkpoints are written and how many stay.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

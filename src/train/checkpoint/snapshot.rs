@@ -15,9 +15,10 @@ use crate::collectives::CollectiveError;
 use crate::device::Device;
 use crate::model::Entry;
 use crate::parallel::Ranks;
-use crate::train::files::{FileError, sync_folder, write_atomically};
+use crate::train::files::{FileError, write_atomically};
 use crate::train::optimizer::AdamW;
 use crate::train::policy::Policy;
+use crate::types::sync_folder;
 
 /// One rank's part of the weights and of the optimizer's state.
 pub struct Snapshot {
@@ -89,13 +90,31 @@ impl Snapshot {
     }
 
     /// Writes and syncs this rank's files into `folder`. `whole` is what rank 0 writes besides.
+    ///
+    /// # Errors
+    /// A file could not be written. Then none of this rank's large files stay, for a full disk is the commonest reason. The folder does:
+    /// other ranks may still be writing into it.
     pub(super) fn write(&self, folder: &Path, whole: Option<&Whole>) -> Result<(), FileError> {
+        self.write_files(folder, whole).inspect_err(|_| {
+            // Why the write failed is what matters; what cannot be removed either goes with the folder at the next start.
+            for file in self.weights_file().into_iter().chain([moments_file(self.rank, self.ranks)]) {
+                let _ = fs::remove_file(folder.join(file));
+            }
+        })
+    }
+
+    /// Of the tensors that this rank writes, if there are any.
+    fn weights_file(&self) -> Option<String> {
+        self.tensors.first().map(|(first, _, _)| self.files[first].clone())
+    }
+
+    fn write_files(&self, folder: &Path, whole: Option<&Whole>) -> Result<(), FileError> {
         fs::create_dir_all(folder).map_err(|source| FileError::new(folder, source))?;
-        if let Some((first, _, _)) = self.tensors.first() {
+        if let Some(file) = self.weights_file() {
             let tensors = self.tensors.iter().map(|(name, shape, values)| (name, Floats { shape: shape.clone(), values }));
             // Transformers asks for this note on who wrote the file.
             let note = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-            write_tensors(&folder.join(&self.files[first]), tensors, note)?;
+            write_tensors(&folder.join(file), tensors, note)?;
         }
         let moments =
             self.moments.iter().map(|part| (part.name(), Floats { shape: vec![part.values.len()], values: &part.values }));

@@ -81,11 +81,11 @@ impl<'a> CheckpointWriter<'a> {
     /// # Errors
     /// This rank's part could not be written. Earlier checkpoints are untouched.
     pub fn mark_if_written(&mut self) -> Result<(), CheckpointError> {
-        let Some(pending) = &mut self.pending else { return Ok(()) };
+        let Some(pending) = &self.pending else { return Ok(()) };
         if pending.thread.as_ref().is_some_and(JoinHandle::is_finished) {
-            pending.join(&self.checkpoints)?;
+            self.join()?;
         }
-        let waits = pending.thread.is_some();
+        let waits = self.pending.as_ref().is_some_and(|pending| pending.thread.is_some());
         if !self.ranks.any(waits)? {
             self.commit()?;
         }
@@ -94,29 +94,34 @@ impl<'a> CheckpointWriter<'a> {
 
     /// The same, and waits for all ranks.
     pub fn wait(&mut self) -> Result<(), CheckpointError> {
-        let Some(pending) = &mut self.pending else { return Ok(()) };
-        pending.join(&self.checkpoints)?;
+        if self.pending.is_none() {
+            return Ok(());
+        }
+        self.join()?;
         self.ranks.barrier()?;
         self.commit()
+    }
+
+    /// Waits for this rank's part. What could not be written is forgotten, so that no later call makes a checkpoint of it.
+    fn join(&mut self) -> Result<(), CheckpointError> {
+        let Some(Pending { step, thread }) = &mut self.pending else { return Ok(()) };
+        let (step, written) = (*step, thread.take().map(JoinHandle::join));
+        let problem = match written {
+            None | Some(Ok(Ok(()))) => return Ok(()),
+            Some(Ok(Err(problem))) => problem.into(),
+            Some(Err(_)) => {
+                let reason = "the thread that wrote it panicked; this is a fault of the program".into();
+                CheckpointError::Broken { path: self.checkpoints.partial(step), reason }
+            }
+        };
+        (self.pending, self.newest) = (None, None);
+        Err(problem)
     }
 
     fn commit(&mut self) -> Result<(), CheckpointError> {
         match self.pending.take() {
             Some(Pending { step, .. }) if self.ranks.first() => self.checkpoints.commit(step),
             _ => Ok(()),
-        }
-    }
-}
-
-impl Pending {
-    fn join(&mut self, checkpoints: &Checkpoints) -> Result<(), CheckpointError> {
-        let Some(thread) = self.thread.take() else { return Ok(()) };
-        match thread.join() {
-            Ok(written) => Ok(written?),
-            Err(_) => {
-                let reason = "the thread that wrote it panicked; this is a fault of the program".into();
-                Err(CheckpointError::Broken { path: checkpoints.partial(self.step), reason })
-            }
         }
     }
 }
