@@ -45,7 +45,7 @@ fn eight_billion_parameters_at_full_length() {
         let found = plan[key].as_f64().unwrap();
         assert!((found / mfu(c) - 1.0).abs() < 1e-12, "{key}: {found} and {}", mfu(c));
     }
-    assert!(plan["notes"].to_string().contains("planned for 128 ranks; this build trains on one"));
+    assert!(plan["notes"].to_string().contains("--set step.recompute=true"));
     assert!(plan["notes"].to_string().contains("40960 positions"));
 }
 
