@@ -188,6 +188,7 @@ fn best_context(run_file: &RunFile, choice: DeviceChoice, layout: (usize, usize)
             context: run_file.agent.max_tokens,
             sequences: run_file.rl.tasks_per_step * run_file.rl.group_size,
             engine_sequences: run_file.engine.max_sequences,
+            recompute: run_file.step.recompute,
         };
         let found = candidates(&config, layout, &gpu, &gpu.peaks()?, &workload).ok()?;
         found.iter().find(|candidate| candidate.objection.is_none()).map(|candidate| candidate.context)

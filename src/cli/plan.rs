@@ -36,6 +36,9 @@ pub struct PlanArguments {
     /// Sequences of a step over all GPUs; by default as many as there are GPUs
     #[arg(long)]
     sequences: Option<usize>,
+    /// Keep the activations of every layer (`step.recompute = false`) instead of computing each again in the backward
+    #[arg(long)]
+    no_recompute: bool,
     /// Sequences that the built-in engine samples at once on every GPU, or a server where there are any; 0: they are not counted
     #[arg(long, default_value_t = 0)]
     rollout_sequences: usize,
@@ -78,6 +81,8 @@ struct PlanReport {
     context: usize,
     sequences: usize,
     tokens: usize,
+    /// Whether every layer is computed again in the backward.
+    recompute: bool,
     layout: LayoutReport,
     /// Of the GPU that holds most: every purpose, and `total`.
     per_gpu_bytes: BTreeMap<&'static str, u64>,
@@ -206,7 +211,7 @@ impl PlanArguments {
             }
         }
         let engine_sequences = if self.rollout_nodes > 0 { 0 } else { self.rollout_sequences };
-        Ok(Workload { context: self.context, sequences, engine_sequences })
+        Ok(Workload { context: self.context, sequences, engine_sequences, recompute: !self.no_recompute })
     }
 
     fn training_nodes(&self) -> usize {
@@ -287,7 +292,6 @@ fn report(
     (best, estimate): (&Candidate, &StepEstimate),
 ) -> PlanReport {
     let purposes = estimate.memory.by_purpose();
-    let ranks = best.data * best.context;
     PlanReport {
         model: arguments.model.display().to_string(),
         parameters: config.parameter_count(),
@@ -297,6 +301,7 @@ fn report(
         context: workload.context,
         sequences: workload.sequences,
         tokens: estimate.tokens,
+        recompute: workload.recompute,
         layout: LayoutReport { data_parallel: best.data, context_parallel: best.context, micro_batches: estimate.micro_batches },
         per_gpu_bytes: purposes.into_iter().chain([("total", estimate.memory.total())]).collect(),
         usable_bytes: gpu.usable_bytes(),
@@ -309,11 +314,11 @@ fn report(
             optimizer: estimate.optimizer_seconds,
         },
         servers: None,
-        tokens_per_second_per_gpu: estimate.tokens as f64 / estimate.step_seconds() / ranks as f64,
+        tokens_per_second_per_gpu: estimate.tokens as f64 / estimate.step_seconds() / (best.data * best.context) as f64,
         mfu_c6: estimate.mfu_c6,
         mfu_c12: estimate.mfu_c12,
         layouts: candidates.iter().map(CandidateReport::of).collect(),
-        assumptions: assumptions(gpu, peaks),
+        assumptions: assumptions(gpu, peaks, workload),
         notes: notes(arguments, config, workload),
         purposes: purposes.to_vec(),
     }
@@ -365,7 +370,8 @@ impl CandidateReport {
 }
 
 /// What the numbers rest on, and where it is from.
-fn assumptions(gpu: &GpuSpecification, peaks: &Peaks) -> Vec<String> {
+fn assumptions(gpu: &GpuSpecification, peaks: &Peaks, workload: &Workload) -> Vec<String> {
+    let layers = if workload.recompute { "computed again in the backward" } else { "kept for the backward" };
     let of_peak = |share: f64| format!("{:.0} of {:.0} TFLOP/s", share * peaks.tensor_flops / 1e12, peaks.tensor_flops / 1e12);
     vec![
         format!(
@@ -392,7 +398,7 @@ fn assumptions(gpu: &GpuSpecification, peaks: &Peaks) -> Vec<String> {
             gpu.network / 1e9
         ),
         format!(
-            "memory: {} less {} for the CUDA context, NCCL and rounding; every layer computed again in the backward",
+            "memory: {} less {} for the CUDA context, NCCL and rounding; every layer {layers}",
             bytes(gpu.memory_bytes),
             bytes(RESERVED_BYTES)
         ),
@@ -408,8 +414,9 @@ fn assumptions(gpu: &GpuSpecification, peaks: &Peaks) -> Vec<String> {
 
 fn notes(arguments: &PlanArguments, config: &ModelConfig, workload: &Workload) -> Vec<String> {
     let mut notes = Vec::new();
-    notes
-        .push("planned with step.recompute = true; a run that keeps its activations is faster and needs more memory".to_string());
+    if workload.recompute {
+        notes.push("a run computes layers again if it is told to: --set step.recompute=true".to_string());
+    }
     if arguments.rollout_sequences == 0 {
         notes.push(
             "rollouts are not counted: --rollout-sequences adds the built-in engine's whole model and its caches, or those of servers".to_string(),

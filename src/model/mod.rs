@@ -135,8 +135,7 @@ impl<D: Device> Model<D> {
     pub(crate) fn repack(&mut self, index: usize) {
         let Model { network, parameters } = self;
         let (device, layout, parameter) = (network.device(), network.layout(), &mut parameters[index]);
-        // An untied embedding is only looked up, never multiplied by.
-        if !parameter.entry.kind.decays() || (index == layout.embedding && index != layout.head) {
+        if !layout.is_multiplied(index) {
             return;
         }
         match &mut parameter.packed {

@@ -114,6 +114,11 @@ impl Layout {
         }
     }
 
+    /// Whether products read a stored tensor: an untied embedding is only looked up.
+    pub fn is_multiplied(&self, index: usize) -> bool {
+        self.entries[index].kind.decays() && (index != self.embedding || index == self.head)
+    }
+
     pub fn parameter_count(&self) -> usize {
         self.entries.iter().map(Entry::length).sum()
     }

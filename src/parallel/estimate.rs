@@ -105,6 +105,8 @@ pub struct Workload {
     pub sequences: usize,
     /// Sequences of the built-in engine on every GPU; 0 where rollouts happen elsewhere.
     pub engine_sequences: usize,
+    /// Layers are computed again in the backward.
+    pub recompute: bool,
 }
 
 /// Bytes that one GPU receives, and as many that it sends, by link.
@@ -173,7 +175,7 @@ impl StepEstimate {
             mfu_c6: 0.0,
             mfu_c12: 0.0,
         };
-        let work = WorkSeconds::of_slowest(config, &plan, workload.context, peaks);
+        let work = WorkSeconds::of_slowest(config, &plan, workload, peaks);
         for stage in micro_batch_schedule(config, mesh, &plan, BF16) {
             estimate.add_stage(&stage, work.of(stage.work), config, mesh, gpu);
         }
@@ -219,7 +221,8 @@ impl StepEstimate {
 }
 
 fn heaviest_rank(config: &ModelConfig, mesh: &Mesh, plan: &ContextPlan, workload: &Workload) -> RankMemory {
-    let ranks = RankMemory::of_ranks(config, mesh, plan, workload.engine_sequences, workload.context);
+    let Workload { context, engine_sequences, recompute, .. } = *workload;
+    let ranks = RankMemory::of_ranks(config, mesh, plan, recompute, engine_sequences, context);
     ranks.into_iter().max_by_key(RankMemory::total).unwrap_or_default()
 }
 
@@ -252,7 +255,8 @@ impl WorkSeconds {
     }
 
     /// Ranks of a context group wait for one another in every layer, so each stage takes what its slowest rank takes.
-    fn of_slowest(config: &ModelConfig, plan: &ContextPlan, context: usize, peaks: &Peaks) -> WorkSeconds {
+    fn of_slowest(config: &ModelConfig, plan: &ContextPlan, workload: &Workload, peaks: &Peaks) -> WorkSeconds {
+        let context = workload.context;
         let layers_only = StepFlops::of(config, &[context], 0);
         let with_head = StepFlops::of(config, &[context], context);
         let total_area: u128 = (0..plan.ranks()).map(|rank| plan.area(rank)).sum();
@@ -261,7 +265,7 @@ impl WorkSeconds {
             let token_share = plan.tokens(rank) as f64 / context as f64;
             let area_share = plan.area(rank) as f64 / total_area as f64;
             let layers = config.layers as f64;
-            // A third of the FLOPs is the forward's; the backward computes a layer's forward once more, the head its logits.
+            // A third of the FLOPs is the forward's; the backward may compute a layer's forward once more, the head does its logits.
             let matrices = |flops: f64, share: f64| token_share * flops * share / (MATRIX_SHARE * peaks.tensor_flops);
             let layer = layers_only.matrices / layers;
             let product = area_share * layers_only.attention_squares / layers / peaks.tensor_flops;
@@ -274,7 +278,7 @@ impl WorkSeconds {
                 start: slowest.start.max(passes.start),
                 forward: slowest.forward.max(forward),
                 head: slowest.head.max(head),
-                backward: slowest.backward.max(forward + backward),
+                backward: slowest.backward.max(if workload.recompute { forward + backward } else { backward }),
                 end: slowest.end.max(passes.end),
             };
         }
@@ -342,7 +346,7 @@ mod tests {
     fn estimate(name: &str, nodes: usize, per_node: usize, degree: usize, context: usize, sequences: usize) -> StepEstimate {
         let gpu = GpuSpecification::named("h200").expect("a known GPU");
         let mesh = Mesh::new(nodes, per_node, degree).expect("a mesh");
-        let workload = Workload { context, sequences, engine_sequences: 0 };
+        let workload = Workload { context, sequences, engine_sequences: 0, recompute: true };
         StepEstimate::of(&named(name), &mesh, &gpu, &gpu.peaks().expect("peaks"), &workload)
     }
 
@@ -450,7 +454,7 @@ mod tests {
     fn exposure_follows_the_links() {
         let gpu = GpuSpecification::named("h200").expect("a known GPU");
         let (config, mesh) = (named("qwen3-8b"), Mesh::new(16, 8, 32).expect("a mesh"));
-        let workload = Workload { context: 131_072, sequences: 4, engine_sequences: 0 };
+        let workload = Workload { context: 131_072, sequences: 4, engine_sequences: 0, recompute: true };
         let peaks = gpu.peaks().expect("peaks");
         let exposed = |network: f64| {
             StepEstimate::of(&config, &mesh, &GpuSpecification { network, ..gpu }, &peaks, &workload).exposed_seconds

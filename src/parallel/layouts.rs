@@ -85,7 +85,7 @@ mod tests {
     fn look(name: &str, layout: (usize, usize), context: usize, sequences: usize) -> Vec<Candidate> {
         let config = ModelConfig::named(name).expect("a known shape");
         let gpu = GpuSpecification::named("h200").expect("a known GPU");
-        let workload = Workload { context, sequences, engine_sequences: 0 };
+        let workload = Workload { context, sequences, engine_sequences: 0, recompute: true };
         candidates(&config, layout, &gpu, &gpu.peaks().expect("peaks"), &workload).expect("ranks")
     }
 

@@ -15,7 +15,7 @@ pub(super) const BF16: usize = 2;
 /// Bytes of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankMemory {
-    /// Its shard of the matrices in bf16, from which they are gathered.
+    /// Its shard of the matrices in bf16, from which they are gathered; on one rank those that products read.
     pub weights: u64,
     /// Its shard of the weights that the optimizer changes, in f32.
     pub master: u64,
@@ -27,7 +27,7 @@ pub struct RankMemory {
     pub gathered_weights: u64,
     /// Whole gradients of the same in f32: of the tensors that compute and of those being scattered.
     pub whole_gradients: u64,
-    /// The input of every layer, and everything of the one that computes.
+    /// The input of every layer, and everything of the one that computes; of all layers where none is computed again.
     pub activations: u64,
     /// A chunk of logits and their gradients.
     pub head_workspace: u64,
@@ -44,12 +44,13 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
-    /// What each of a replica's context ranks holds, `[context]`, all tokens being scored, with a built-in engine of `engine_sequences`
-    /// sequences of `engine_tokens` tokens; 0 where rollouts happen elsewhere.
+    /// What each of a replica's context ranks holds, `[context]`, all tokens being scored and layers computed again in the backward or
+    /// not, with a built-in engine of `engine_sequences` sequences of `engine_tokens` tokens; 0 where rollouts happen elsewhere.
     pub fn of_ranks(
         config: &ModelConfig,
         mesh: &Mesh,
         plan: &ContextPlan,
+        recompute: bool,
         engine_sequences: usize,
         engine_tokens: usize,
     ) -> Vec<RankMemory> {
@@ -70,16 +71,17 @@ impl RankMemory {
             engine_caches: (engine_sequences * engine_pages) as u64,
             ..RankMemory::default()
         };
-        let activations = bytes_per_token(config, true, BF16) + bytes_per_scored_row(config, BF16);
+        let activations = bytes_per_token(config, recompute, BF16) + bytes_per_scored_row(config, BF16);
         let groups = head_groups(config, plan.ranks());
         let scores = if plan.ranks() > 1 { plan.ranks() * score_share(plan.most_tokens()) * size_of::<f32>() } else { 0 };
         let of_rank = |rank: usize| {
-            let tokens = plan.tokens(rank).next_multiple_of(ROW_GRAIN);
+            let tokens = plan.tokens(rank);
             let longest = plan.slices(rank).iter().map(|slice| slice.first + slice.length).max().unwrap_or(0);
             let row_sums = tokens * heads.query_heads * size_of::<f32>();
             let (keys_values, gradients) = block_buffer_numbers(heads, groups, plan.key_blocks(rank));
             RankMemory {
-                activations: (activations * tokens) as u64,
+                // What is kept from pass to pass is rounded up; what is there for one operation is as long as its rows.
+                activations: (activations * tokens.next_multiple_of(ROW_GRAIN)) as u64,
                 head_workspace: head_workspace_bytes(config.vocabulary, tokens) as u64,
                 other_workspace: (row_sums + rotary_table_bytes(config, longest) + scores) as u64,
                 keys_values: (keys_values * BF16) as u64,
@@ -121,7 +123,7 @@ mod tests {
     fn of(name: &str, nodes: usize, per_node: usize, context: usize, tokens: usize, engine: usize) -> RankMemory {
         let config = ModelConfig::named(name).expect("a known shape");
         let mesh = Mesh::new(nodes, per_node, context).expect("a mesh");
-        RankMemory::of_ranks(&config, &mesh, &ContextPlan::new(&[tokens], context, 0), engine, tokens)[0]
+        RankMemory::of_ranks(&config, &mesh, &ContextPlan::new(&[tokens], context, 0), true, engine, tokens)[0]
     }
 
     /// `tiny`: hidden 128, query width 128, projected 256, intermediate 384, 4 heads.
@@ -134,8 +136,8 @@ mod tests {
         let layer = 2 * (2 * 128 + 2 * 256 + 128 + 2 * 384) + 4 * 4;
         let shared = 2 * (10 * 128 + 2 * 256 + 128 + 2 * 384);
         assert_eq!(memory.activations, 1024 * (2 * 128 + layer + shared));
-        assert_eq!(memory.head_workspace, 1024 * 440 * 6 + 12 * 1024);
-        assert_eq!(memory.other_workspace, 1024 * 4 * 4 + 1024 * 32 * 4);
+        assert_eq!(memory.head_workspace, 1000 * 440 * 6 + 12 * 1000);
+        assert_eq!(memory.other_workspace, 1000 * 4 * 4 + 1024 * 32 * 4);
         // 16 blocks of 64 keys: 2 x 2 heads of 32 in bf16, gradients in f32; two sequences of two layers in the engine, which samples
         // from the model that is trained.
         assert_eq!((memory.keys_values, memory.key_value_gradients), (1024 * 2 * 64 * 2, 1024 * 2 * 64 * 4));
@@ -143,12 +145,36 @@ mod tests {
         assert_eq!(of("tiny", 1, 2, 1, 1000, 2).engine_weights, 2 * 449_536 + 4 * 768);
     }
 
+    /// Without recomputation `tiny` keeps four half layers' streams and both layers' activations.
+    #[test]
+    fn tiny_keeps_all_layers_by_hand() {
+        let config = ModelConfig::named("tiny").expect("a known shape");
+        let mesh = Mesh::new(1, 1, 1).expect("a mesh");
+        let plan = ContextPlan::new(&[1000], 1, 0);
+        let [kept, again] = [false, true].map(|recompute| RankMemory::of_ranks(&config, &mesh, &plan, recompute, 0, 0)[0]);
+        let layer = 2 * (2 * 256 + 128 + 2 * 384) + 4 * 4;
+        assert_eq!(kept.activations - again.activations, 1024 * (2 * 128 + layer));
+        assert_eq!(kept.total() - again.total(), kept.activations - again.activations);
+    }
+
+    /// One rank looks an untied embedding up in f32, and keeps no copy of it that products would read.
+    #[test]
+    fn one_rank_packs_what_it_multiplies() {
+        let untied = ModelConfig { tied_embeddings: false, ..ModelConfig::named("tiny").expect("a known shape") };
+        let of = |ranks| {
+            let mesh = Mesh::new(1, ranks, 1).expect("a mesh");
+            RankMemory::of_ranks(&untied, &mesh, &ContextPlan::new(&[1000], 1, 0), true, 0, 0)[0]
+        };
+        assert_eq!((of(1).weights, of(1).master), (2 * 449_536, 4 * (450_304 + 440 * 128)));
+        assert_eq!(2 * of(2).weights, 2 * (449_536 + 440 * 128));
+    }
+
     /// Six short documents and ranks without tokens: those hold what all hold.
     #[test]
     fn ranks_hold_what_their_tokens_take() {
         let config = ModelConfig::named("tiny").expect("a known shape");
         let mesh = Mesh::new(1, 8, 8).expect("a mesh");
-        let ranks = RankMemory::of_ranks(&config, &mesh, &ContextPlan::new(&[65; 6], 8, 0), 0, 0);
+        let ranks = RankMemory::of_ranks(&config, &mesh, &ContextPlan::new(&[65; 6], 8, 0), true, 0, 0);
         assert_eq!((ranks[0].keys_values, ranks[0].key_value_gradients), (128 * 256, 128 * 512), "two blocks");
         assert_eq!((ranks[7].keys_values, ranks[7].activations, ranks[7].head_workspace), (0, 0, 0));
         assert_eq!(ranks[0].moments, ranks[7].moments);

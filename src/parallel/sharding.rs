@@ -4,7 +4,7 @@
 //! start     gather embedding; gather layer 0 meanwhile
 //! forward   layer i: gather layer i+1 meanwhile, or the head; keys and values of layer i in head groups
 //! head      forward and backward at once; gather the context group's scores
-//! backward  layer i: forward once more, backward; gather layer i-1, scatter the gradients of layer i+1 meanwhile;
+//! backward  layer i: forward once more if it kept nothing, backward; gather layer i-1, scatter the gradients of layer i+1 meanwhile;
 //!           keys and values again, their gradients back
 //! end       scatter the gradients of layer 0, then of the embedding
 //! ```
@@ -99,6 +99,8 @@ pub struct ShardedSizes {
     layers: usize,
     /// Everything that is stored.
     stored: Padded,
+    /// Numbers of the matrices that products read.
+    multiplied: u64,
     layer: Padded,
     /// The embedding, or the head's matrix: both are of one shape.
     table: Padded,
@@ -112,12 +114,14 @@ impl ShardedSizes {
     /// Cut over `ranks`; a number of a matrix takes `matrix_bytes` as it travels.
     pub fn new(config: &ModelConfig, ranks: usize, matrix_bytes: usize) -> ShardedSizes {
         let layout = Layout::new(config);
+        let numbers = |index: usize| layout.entries[index].length() as u64;
         let shards = |index: usize| TensorShards::new(layout.entries[index].length(), ranks).shard_elements() as u64;
         ShardedSizes {
             ranks: ranks.max(1) as u64,
             matrix_bytes: matrix_bytes as u64,
             layers: config.layers,
             stored: Padded::of(&layout, 0..layout.entries.len(), ranks),
+            multiplied: (0..layout.entries.len()).filter(|&index| layout.is_multiplied(index)).map(numbers).sum(),
             layer: Padded::of(&layout, layout.unit(Unit::Layer(0)), ranks),
             table: Padded::of(&layout, [layout.embedding], ranks),
             final_norm: Padded::of(&layout, [layout.final_norm], ranks),
@@ -126,9 +130,10 @@ impl ShardedSizes {
         }
     }
 
-    /// Of one rank: the copy of its part of the matrices from which they are gathered.
+    /// Of one rank: the copy of its part of the matrices from which they are gathered; where it is the only one, of those that
+    /// products read.
     pub fn weights_shard(&self) -> u64 {
-        self.matrix_bytes * self.stored.matrices / self.ranks
+        self.matrix_bytes * if self.ranks == 1 { self.multiplied } else { self.stored.matrices / self.ranks }
     }
 
     /// Of one rank: what the optimizer changes, in f32. Gradients take as much, the two moments twice.

@@ -80,7 +80,7 @@ impl<D: Device> Policy<D> {
     }
 
     /// Log-probability and entropy at each of the batch's scored rows: on every rank of its replica.
-    pub(super) fn score(&mut self, batch: &Batch, temperature: f32) -> Scores {
+    pub fn score(&mut self, batch: &Batch, temperature: f32) -> Scores {
         match self {
             Policy::Whole { model, .. } => model.score(batch, temperature),
             Policy::Sharded { model, .. } => model.score(batch, temperature),
@@ -88,7 +88,7 @@ impl<D: Device> Policy<D> {
     }
 
     /// Scores a batch, asks for the loss's cotangents with respect to these scores, and adds the gradients of all weights.
-    pub(super) fn forward_backward(
+    pub fn forward_backward(
         &mut self,
         batch: &Batch,
         settings: PassSettings,
@@ -103,7 +103,7 @@ impl<D: Device> Policy<D> {
         }
     }
 
-    pub(super) fn clear_gradients(&mut self) {
+    pub fn clear_gradients(&mut self) {
         match self {
             Policy::Whole { gradients, .. } => gradients.clear(),
             Policy::Sharded { model, .. } => model.clear_gradients(),
@@ -111,7 +111,7 @@ impl<D: Device> Policy<D> {
     }
 
     /// What this rank's optimizer changes: one piece of each stored tensor, in stored order. [`Policy::after_step`] follows.
-    pub(super) fn pieces(&mut self) -> Vec<Piece<'_, D>> {
+    pub fn pieces(&mut self) -> Vec<Piece<'_, D>> {
         match self {
             Policy::Whole { model, gradients } => model.pieces(gradients).collect(),
             Policy::Sharded { model, .. } => model.pieces().collect(),
@@ -119,7 +119,7 @@ impl<D: Device> Policy<D> {
     }
 
     /// Brings what depends on the weights up to date with them.
-    pub(super) fn after_step(&mut self) {
+    pub fn after_step(&mut self) {
         match self {
             Policy::Whole { .. } => {}
             Policy::Sharded { model, stale, .. } => {

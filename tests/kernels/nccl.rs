@@ -13,10 +13,10 @@ use crate::inputs::Inputs;
 use crate::subject::{EMULATED_DEVICES, Emulated, all, settings};
 
 /// Longer than any of these tests takes.
-const NEVER: f64 = 600.0;
+pub const NEVER: f64 = 600.0;
 
 /// Runs `work(device, place)` on one thread and one device per rank; results by rank.
-fn on_ranks<T: Send>(run: usize, ranks: usize, work: impl Fn(&CudaDevice, Ranks) -> T + Sync) -> Vec<T> {
+pub fn on_ranks<T: Send>(run: usize, ranks: usize, work: impl Fn(&CudaDevice, Ranks) -> T + Sync) -> Vec<T> {
     let one = |ranks: Ranks| {
         let device = CudaDevice::emulated(&settings(run), ranks.rank()).expect("a device");
         work(&device, ranks)

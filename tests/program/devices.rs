@@ -9,9 +9,10 @@ use crate::harness::{result, run, succeed, text};
 /// Enough of the smoke recipe for every kernel to run, in the engine and in both stages.
 const SHORT: [&str; 4] = ["rft.candidates=60", "rft.steps=12", "rl.steps=2", "evaluate.tasks=2"];
 
-fn smoke(out: &Path, device: &str) -> (Value, Vec<Value>) {
+fn smoke(out: &Path, device: &str, settings: &[&str], flags: &[&str]) -> (Value, Vec<Value>) {
     let mut arguments = vec!["--recipe", "smoke", "--device", device, "--out", out.to_str().unwrap()];
-    SHORT.iter().for_each(|setting| arguments.extend(["--set", setting]));
+    settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
+    arguments.extend(flags);
     let output = succeed(&arguments);
     let said = text(&output.stdout);
     assert!(said.contains("Emulated GPU") && said.contains("device memory before the first step"), "{said}");
@@ -21,8 +22,8 @@ fn smoke(out: &Path, device: &str) -> (Value, Vec<Value>) {
 #[test]
 fn the_emulated_gpu_samples_what_it_recomputes_and_gives_the_same_bits_twice() {
     let folder = tempfile::tempdir().unwrap();
-    let one = smoke(&folder.path().join("one"), "emulated");
-    let two = smoke(&folder.path().join("two"), "emulated:8");
+    let one = smoke(&folder.path().join("one"), "emulated", &SHORT, &[]);
+    let two = smoke(&folder.path().join("two"), "emulated:8", &SHORT, &[]);
     assert_eq!(one.0["weights_sha256"], two.0["weights_sha256"]);
     for (summary, metrics) in [&one, &two] {
         assert_eq!(summary["mismatch_max"], 0.0);
@@ -30,6 +31,18 @@ fn the_emulated_gpu_samples_what_it_recomputes_and_gives_the_same_bits_twice() {
         assert_eq!(steps.len(), 2);
         assert!(steps.iter().all(|step| step["mismatch"] == 0.0 && step["tokens_sampled"].as_u64() > Some(0)));
     }
+}
+
+/// Two ranks of one process: sharded weights, sequences that both share, and an engine on each, over the emulated NCCL.
+#[test]
+fn two_emulated_gpus_sample_what_they_recompute_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = ["rft.candidates=24", "rft.steps=3", "rl.steps=1", "evaluate.tasks=2", "parallel.context=2"];
+    let (summary, metrics) = smoke(folder.path(), "emulated:2", &settings, &["--gpus-per-node", "2"]);
+    assert_eq!(summary["mismatch_max"], 0.0);
+    let steps: Vec<&Value> = metrics.iter().filter(|line| line["stage"] == "rl").collect();
+    assert_eq!(steps.len(), 1);
+    assert!(steps[0]["mismatch"] == 0.0 && steps[0]["tokens_sampled"].as_u64() > Some(0), "{}", steps[0]);
 }
 
 #[test]

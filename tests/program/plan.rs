@@ -45,7 +45,7 @@ fn eight_billion_parameters_at_full_length() {
         let found = plan[key].as_f64().unwrap();
         assert!((found / mfu(c) - 1.0).abs() < 1e-12, "{key}: {found} and {}", mfu(c));
     }
-    assert!(plan["notes"].to_string().contains("step.recompute = true"));
+    assert!(plan["notes"].to_string().contains("--set step.recompute=true"));
     assert!(plan["notes"].to_string().contains("40960 positions"));
 }
 
@@ -67,6 +67,18 @@ fn the_engine_counts_when_asked_for() {
     assert_eq!(number(&plan["per_gpu_bytes"]["engine_caches"]), 4 * 2 * 1024 * 256);
     assert_eq!(number(&plan["per_gpu_bytes"]["engine_weights"]), 2 * 449_536 + 4 * (768 + 4 * 32));
     assert_eq!(number(&plan["bytes_per_step"]["network"]), 0, "one node");
+}
+
+/// 8 GPUs with `tiny` and 1,000 tokens each: another layer's activations and a half layer's input for each of 1,024 rows.
+#[test]
+fn layers_that_are_kept_take_memory_and_save_time() {
+    let (again, kept) = (plan("tiny", "1", "1000", &[]), plan("tiny", "1", "1000", &["--no-recompute"]));
+    let activations = |plan: &Value| number(&plan["per_gpu_bytes"]["activations"]);
+    let layer = 2 * (2 * 256 + 128 + 2 * 384) + 4 * 4;
+    assert_eq!(activations(&kept) - activations(&again), 1024 * (2 * 128 + layer));
+    assert!(kept["seconds"]["compute"].as_f64() < again["seconds"]["compute"].as_f64());
+    assert_eq!((&kept["recompute"], &again["recompute"]), (&false.into(), &true.into()));
+    assert_eq!(kept["payload_bytes_per_step"], again["payload_bytes_per_step"]);
 }
 
 #[test]
@@ -132,9 +144,14 @@ fn people_read_the_assumptions_too() {
     let arguments = ["--model", "qwen3-8b", "--nodes", "2", "--gpus-per-node", "8", "--gpu", "h100", "--context", "32768"];
     let output = succeed(&[&["plan"][..], &arguments, &["--network", "25"]].concat());
     let said = text(&output.stdout);
-    for words in
-        ["layout", "NVLink 400 GB/s, network 25 GB/s", "692 of 989 TFLOP/s", "memory per GPU", "best", "step.recompute = true"]
-    {
+    for words in [
+        "layout",
+        "NVLink 400 GB/s, network 25 GB/s",
+        "692 of 989 TFLOP/s",
+        "memory per GPU",
+        "best",
+        "every layer computed again",
+    ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
 }
