@@ -1,7 +1,7 @@
 //! What all ranks must have in common before a run begins, compared right after they have met. Each rank tells the others; all
 //! come to the same line.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -9,11 +9,13 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::CliError;
-use super::directory::{RUN_FILE, RunDirectory, first_difference};
+use super::directory::{CHECKPOINTS, RUN_FILE, RunDirectory, first_difference};
 use super::launch::Node;
+use super::train::Training;
 use crate::collectives::CollectiveError;
 use crate::config::{Layers, RunFile};
 use crate::parallel::Ranks;
+use crate::train::Checkpoints;
 
 /// What one rank is about to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,8 +40,7 @@ pub struct Facts {
 const CLOCKS_APART: Duration = Duration::from_secs(2);
 
 impl Facts {
-    pub fn of(run_file: &RunFile, node: &Node, directory: &RunDirectory, checkpoint: Option<&Path>) -> Facts {
-        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    pub fn of(run_file: &RunFile, node: &Node, directory: &RunDirectory) -> Facts {
         Facts {
             problem: None,
             version: env!("CARGO_PKG_VERSION").into(),
@@ -48,15 +49,18 @@ impl Facts {
             tasks: String::new(),
             context: node.mesh.context(),
             resumes: directory.resumes,
-            checkpoint: checkpoint.and_then(name),
+            checkpoint: None,
             milliseconds: 0,
         }
     }
 
-    /// With what this node prepared for the run: the hash of its tasks, or why it cannot take part.
-    pub fn with(mut self, tasks_sha256: Result<String, &CliError>) -> Facts {
-        match tasks_sha256 {
-            Ok(hash) => self.tasks = hash,
+    /// With what this node prepared for the run, or why it cannot take part.
+    pub fn with(mut self, training: Result<&Training<'_>, &CliError>) -> Facts {
+        match training {
+            Ok(training) => {
+                self.tasks = training.tasks.sha256();
+                self.checkpoint = training.checkpoint.as_deref().map(name_of);
+            }
             Err(problem) => self.problem = Some(problem.to_string()),
         }
         self
@@ -159,6 +163,45 @@ fn program_sha256() -> String {
 /// How long a shared file system may take to show what another node has written: the longest that NFS keeps attributes.
 const SHOWN_WITHIN: Duration = Duration::from_secs(60);
 
+/// The checkpoint that all go on from. Rank 0 has chosen it, for a moment after a commit not all nodes list the same ones; the others
+/// wait until they see it. None where this rank does not come to see it, or there is none: comparing the facts tells all.
+///
+/// # Errors
+/// Why rank 0 cannot choose: on all ranks the same line.
+pub fn on_checkpoint(
+    ranks: &Ranks,
+    run_file: &RunFile,
+    directory: &RunDirectory,
+    chosen: Option<Result<Option<&Path>, &CliError>>,
+) -> Result<Result<Option<PathBuf>, String>, CollectiveError> {
+    let told = chosen.map(|chosen| chosen.map(|path| path.map(name_of)).map_err(CliError::to_string));
+    let name = match ranks.broadcast::<Result<Option<String>, String>>(told.as_ref())? {
+        Ok(name) => name,
+        Err(problem) => return Ok(Err(format!("rank 0 (host {}) cannot take part: {problem}", ranks.hosts()[0]))),
+    };
+    let path = name.map(|name| directory.path.join(CHECKPOINTS).join(name));
+    // Where there is no run it makes no sense to wait for its checkpoint.
+    let seen = |path: &PathBuf| directory.resumes && is_shown(run_file, || Checkpoints::load_state::<Value>(path).is_ok());
+    Ok(Ok(path.filter(seen)))
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Waits for what another node has written, as long as that may take.
+fn is_shown(run_file: &RunFile, look: impl Fn() -> bool) -> bool {
+    let patience = SHOWN_WITHIN.min(Duration::from_secs_f64(run_file.parallel.rendezvous_seconds));
+    let deadline = Instant::now() + patience;
+    loop {
+        match look() {
+            true => return true,
+            false if Instant::now() >= deadline => return false,
+            false => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
 /// Rank 0 has written the run file; looks whether this rank sees the same, and asks the others.
 ///
 /// # Errors
@@ -166,14 +209,7 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(60);
 pub fn check_shared(ranks: &Ranks, directory: &Path, run_file: &RunFile) -> Result<Result<(), String>, CollectiveError> {
     ranks.barrier()?;
     let path = directory.join(RUN_FILE);
-    let patience = SHOWN_WITHIN.min(Duration::from_secs_f64(run_file.parallel.rendezvous_seconds));
-    let deadline = Instant::now() + patience;
-    let look = || Layers::from_file(&path).and_then(Layers::finish).is_ok_and(|seen| seen == *run_file);
-    let mut seen = look();
-    while !seen && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(100));
-        seen = look();
-    }
+    let seen = is_shown(run_file, || Layers::from_file(&path).and_then(Layers::finish).is_ok_and(|seen| seen == *run_file));
     let hosts = ranks.hosts();
     let blind = ranks.gather(&seen)?.iter().position(|seen| !seen);
     Ok(match blind {
@@ -227,6 +263,42 @@ mod tests {
         ] {
             let line = said(change).expect("a difference");
             assert!(words.iter().all(|word| line.contains(word)) && !line.contains('\n'), "{line}");
+        }
+    }
+
+    /// What three ranks go on from: rank 0 has chosen, rank 1 shares its disk, rank 2 has a disk of its own.
+    #[test]
+    fn all_go_on_from_what_rank_0_has_chosen() {
+        let shared = tempfile::tempdir().expect("a folder");
+        let apart = tempfile::tempdir().expect("a folder");
+        let step = |folder: &Path, step: &str| folder.join(CHECKPOINTS).join(step);
+        for (folder, names) in [(&shared, ["step-00000003", "step-00000005"].as_slice()), (&apart, &["step-00000003"])] {
+            for name in names {
+                std::fs::create_dir_all(step(folder.path(), name)).expect("a folder");
+                std::fs::write(step(folder.path(), name).join("state.json"), "{}").expect("a state");
+            }
+        }
+        let mut run_file = Layers::from_recipe("smoke").and_then(Layers::finish).expect("a run file");
+        run_file.parallel.rendezvous_seconds = 0.2;
+        let [first, second, third] = <[Ranks; 3]>::try_from(Ranks::local(3, 60.0)).unwrap_or_else(|_| unreachable!("three"));
+        let on = |ranks: &Ranks, folder: &Path, chosen| {
+            let directory = RunDirectory { path: folder.to_owned(), resumes: true };
+            on_checkpoint(ranks, &run_file, &directory, chosen).expect("ranks that stay")
+        };
+        let newest = step(shared.path(), "step-00000005");
+        let locked = CliError::Refused("another learner is at work".into());
+        for (chosen, expected) in [
+            (Ok(Some(newest.as_path())), [Some(newest.clone()), Some(newest.clone()), None].map(Ok)),
+            (Ok(None), [None, None, None].map(Ok)),
+            (Err(&locked), [(); 3].map(|()| Err(format!("rank 0 (host {}) cannot take part: {locked}", first.hosts()[0])))),
+        ] {
+            let found = std::thread::scope(|scope| {
+                let first = scope.spawn(|| on(&first, shared.path(), Some(chosen)));
+                let second = scope.spawn(|| on(&second, shared.path(), None));
+                let third = scope.spawn(|| on(&third, apart.path(), None));
+                [first, second, third].map(|thread| thread.join().expect("a rank"))
+            });
+            assert_eq!(found, expected);
         }
     }
 

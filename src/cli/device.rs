@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::CliError;
-use super::ranks::RankError;
+use super::ranks::{Kept, RankError};
 use crate::config::RunFile;
 use crate::device::cuda::{DeviceFailure, EmulatorSettings};
 use crate::device::{CpuDevice, CudaDevice, Device, DeviceChoice, GemmLibrary};
@@ -48,14 +48,15 @@ pub trait RankWork {
     fn on<D: Device>(self, device: D, world: World<D>) -> Result<(), RankError>;
 }
 
-/// Runs the work of one rank on device `index` of this node, as [`run_on`] does, with links to the other ranks. What the device fails
-/// with unwinds.
+/// Runs the work of one rank on device `index` of this node, as [`run_on`] does, with links to the other ranks, which are kept until
+/// the others know how it ended. What the device fails with unwinds.
 pub fn run_rank(
     choice: DeviceChoice,
     run_file: &RunFile,
     index: usize,
     ranks: Ranks,
     mesh: Mesh,
+    kept: &mut Kept,
     work: impl RankWork,
 ) -> Result<(), RankError> {
     let gemm = run_file.run.gemm;
@@ -70,6 +71,7 @@ pub fn run_rank(
     };
     let device = device.and_then(|device| device.with_gemm(gemm)).map_err(CliError::refused)?;
     let world = World::over_nccl(&device, ranks, mesh, run_file.parallel.stall_seconds)?;
+    kept.keep(world.clone());
     work.on(device.clone(), world)?;
     Ok(unless_something_was_found(&device)?)
 }

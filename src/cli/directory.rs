@@ -1,5 +1,6 @@
 //! The directory of a run: found, checked against the settings given, entered and locked.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -18,6 +19,9 @@ pub struct RunDirectory {
 
 /// Every setting of a run, written last: a directory without it is no run.
 pub const RUN_FILE: &str = "run.toml";
+
+/// The folder of its checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
 
 /// The run file and the directory, checked against each other. Nothing is written.
 pub fn open(arguments: &TrainArguments) -> Result<(RunFile, RunDirectory), CliError> {
@@ -75,30 +79,46 @@ pub fn first_difference(left: &Value, right: &Value) -> Option<(String, Value, V
     walk("", left, right)
 }
 
+/// Locks a run that is gone on with, then finds its newest whole checkpoint: while another learner is at work there may soon be a newer
+/// one. The lock holds as long as the file is open.
+pub fn lock_and_choose(run_file: &RunFile, directory: &RunDirectory) -> Result<(Option<File>, Option<PathBuf>), CliError> {
+    if !directory.resumes {
+        return Ok((None, None));
+    }
+    let lock = lock(&directory.path)?;
+    Ok((Some(lock), latest_checkpoint(run_file, directory)?))
+}
+
 /// The newest whole checkpoint of the run that is gone on with.
-pub fn latest_checkpoint(run_file: &RunFile, directory: &RunDirectory) -> Result<Option<PathBuf>, CliError> {
+fn latest_checkpoint(run_file: &RunFile, directory: &RunDirectory) -> Result<Option<PathBuf>, CliError> {
     if !directory.resumes {
         return Ok(None);
     }
-    let checkpoints = Checkpoints::new(directory.path.join("checkpoints"), run_file.checkpoint.keep);
+    let checkpoints = Checkpoints::new(directory.path.join(CHECKPOINTS), run_file.checkpoint.keep);
     Ok(checkpoints.latest().map_err(CliError::failed)?.map(|(path, _)| path))
 }
-/// Creates the run directory, its run file last (a directory without one is no run), and locks it for as long as the
-/// returned file is open: two learners in one directory would undo each other's work.
-pub fn enter(directory: &RunDirectory, run_file: &RunFile, disk: u64) -> Result<std::fs::File, CliError> {
+
+/// Checks the disk. Creates the directory of a run that starts, its run file last (a directory without one is no run), and locks it for
+/// as long as the returned file is open; one that is gone on with has been locked already.
+pub fn enter(directory: &RunDirectory, run_file: &RunFile, disk: u64) -> Result<Option<File>, CliError> {
     let path = &directory.path;
     if directory.resumes {
-        check_disk(path, disk.saturating_sub(bytes_in(&path.join("checkpoints"))))?;
-    } else {
-        check_disk(path, disk)?;
-        std::fs::create_dir_all(path)
-            .map_err(|error| CliError::Refused(format!("{}: {error} (choose another --out)", path.display())))?;
-        let text = run_file.to_toml().map_err(CliError::Failed)?;
-        write_atomically(&path.join(RUN_FILE), text.as_bytes()).map_err(CliError::refused)?;
+        check_disk(path, disk.saturating_sub(bytes_in(&path.join(CHECKPOINTS))))?;
+        return Ok(None);
     }
+    check_disk(path, disk)?;
+    std::fs::create_dir_all(path)
+        .map_err(|error| CliError::Refused(format!("{}: {error} (choose another --out)", path.display())))?;
+    let text = run_file.to_toml().map_err(CliError::Failed)?;
+    write_atomically(&path.join(RUN_FILE), text.as_bytes()).map_err(CliError::refused)?;
+    lock(path).map(Some)
+}
+
+/// Two learners in one directory would undo each other's work.
+fn lock(path: &Path) -> Result<File, CliError> {
     let run_file_path = path.join(RUN_FILE);
     let refused = |error: &dyn std::fmt::Display| CliError::Refused(format!("{}: {error}", run_file_path.display()));
-    let lock = std::fs::File::open(&run_file_path).map_err(|error| refused(&error))?;
+    let lock = File::open(&run_file_path).map_err(|error| refused(&error))?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
         Err(std::fs::TryLockError::WouldBlock) => {

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use serde::Serialize;
 
-use super::CliError;
+use super::{CliError, open_files};
 use crate::collectives::launch::{Flags, Found, Launch, describe};
 use crate::collectives::{Rendezvous, RendezvousError, Token, host_name, join};
 use crate::config::RunFile;
@@ -114,7 +114,9 @@ impl Node {
         let (Some(coordinator), Some(token)) = (&self.launch.coordinator, &self.launch.token) else {
             return Ok(Ranks::local(self.devices, settings.stall_seconds));
         };
+        open_files::make_room(&self.mesh, self.devices)?;
         let run_id = self.launch.run_id.as_ref().map_or(run, |found| &found.value);
+        let given_up = Arc::<OnceLock<String>>::default();
         let rendezvous = |device: usize| {
             let rank = self.launch.rank(device, self.devices);
             Rendezvous {
@@ -127,22 +129,38 @@ impl Node {
                 wait: Duration::from_secs_f64(settings.rendezvous_seconds),
                 liveness: settings.liveness(),
                 notice: Arc::new(move |line: &str| eprintln!("learner: rank {rank}: {line}")),
+                given_up: given_up.clone(),
             }
         };
         std::thread::scope(|scope| {
             let joining: Vec<_> = (0..self.devices)
                 .map(|device| {
                     let rendezvous = rendezvous(device);
-                    scope.spawn(move || join(&rendezvous).map(Ranks::tcp))
+                    scope.spawn(move || {
+                        let joined = join(&rendezvous).map(Ranks::tcp);
+                        // The first problem of this node's ranks stays.
+                        joined.inspect_err(|problem| drop(rendezvous.given_up.set(problem.to_string())))
+                    })
                 })
                 .collect();
             let joined = joining.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-            joined.collect::<Result<Vec<Ranks>, _>>().map_err(no_world)
+            together(joined.map(|joined| joined.map_err(no_world)).collect())
         })
     }
 }
 
-/// What has not begun can be begun again once the others are there.
+/// All places, or why there is no world: what is wrong on this node, else the loss of a rank, before what comes of either.
+fn together(joined: Vec<Result<Ranks, CliError>>) -> Result<Vec<Ranks>, CliError> {
+    let (places, mut problems): (Vec<_>, Vec<_>) = joined.into_iter().partition(Result::is_ok);
+    problems.sort_by_key(|problem| match problem {
+        Err(CliError::Refused(_)) => 0,
+        Err(CliError::Lost(_)) => 1,
+        _ => 2,
+    });
+    problems.into_iter().chain(places).collect()
+}
+
+/// What has not begun can be begun again once the others are there. Who was there and is lost may come back: the run starts again.
 fn no_world(error: RendezvousError) -> CliError {
     match error {
         RendezvousError::Settings(_)
@@ -150,10 +168,11 @@ fn no_world(error: RendezvousError) -> CliError {
         | RendezvousError::NotACoordinator { .. }
         | RendezvousError::Token { .. }
         | RendezvousError::Refused { .. } => CliError::refused(error),
-        RendezvousError::Missing(_)
-        | RendezvousError::Unreachable { .. }
-        | RendezvousError::Lost { .. }
-        | RendezvousError::Collective(_) => CliError::Interrupted(error.to_string()),
+        RendezvousError::Missing(_) | RendezvousError::Unreachable { .. } | RendezvousError::GivenUp(_) => {
+            CliError::Interrupted(error.to_string())
+        }
+        RendezvousError::Lost { .. } => CliError::Lost(error.to_string()),
+        RendezvousError::Collective(error) => error.into(),
     }
 }
 
@@ -231,5 +250,33 @@ impl Told {
             let _ = write!(value, "  ({from})");
         }
         (self.name.into(), value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collectives::{CollectiveError, Failure};
+
+    #[test]
+    fn a_loss_while_ranks_meet_can_be_restarted_and_a_rank_that_stays_away_cannot() {
+        let gone = CollectiveError { rank: 3, host: "n3".into(), failure: Failure::Gone, reason: "its process ended".into() };
+        let lost = RendezvousError::Lost { coordinator: "n0:29600".into(), problem: "it closed the connection".into() };
+        assert!(matches!(no_world(gone.into()), CliError::Lost(_)));
+        assert!(matches!(no_world(lost), CliError::Lost(_)));
+        assert!(matches!(no_world(RendezvousError::Missing("rank 3".into())), CliError::Interrupted(_)));
+    }
+
+    #[test]
+    fn what_is_wrong_on_this_node_is_told_before_what_comes_of_it() {
+        let told = |problems: [CliError; 3]| together(problems.map(Err).into()).err().expect("a problem").to_string();
+        let [given_up, lost, refused] = [
+            || CliError::Interrupted("rank 1 cannot come".into()),
+            || CliError::Lost("rank 0 is gone".into()),
+            || CliError::Refused("port 29601 is taken".into()),
+        ];
+        assert_eq!(told([given_up(), lost(), refused()]), "port 29601 is taken");
+        assert_eq!(told([given_up(), lost(), given_up()]), "rank 0 is gone");
+        assert!(together(Ranks::local(2, 60.0).into_iter().map(Ok).collect()).is_ok_and(|places| places.len() == 2));
     }
 }

@@ -10,6 +10,7 @@ mod doctor;
 mod evaluate;
 mod generate;
 mod launch;
+mod open_files;
 mod plan;
 mod ranks;
 mod restart;

@@ -66,12 +66,23 @@ enum Event {
 /// more than `parallel.dead_after_seconds`) this is the time in which all others end: below 10 s by default.
 const HEARING: Duration = Duration::from_secs(1);
 
-/// Runs `work` for each of this process's places, which it is given with their number here. Returns once all have ended.
+/// What outlives a rank's work: dropped once the others know how it ended. Links must be, for their end is a call of all ranks.
+#[derive(Default)]
+pub struct Kept(Option<Box<dyn Any>>);
+
+impl Kept {
+    pub fn keep(&mut self, what: impl Any) {
+        self.0 = Some(Box::new(what));
+    }
+}
+
+/// Runs `work` for each of this process's places, which it is given with their number here, and with room for what it keeps. Returns
+/// once all have ended.
 ///
 /// # Errors
 /// Why the run has stopped: the same on all ranks. If one is at work that cannot be interrupted when that happens, the process says so
 /// and ends here: nothing is lost, for a checkpoint is whole at any moment.
-pub fn run(places: Vec<Ranks>, work: impl Fn(usize, &Ranks) -> Result<(), RankError> + Sync) -> Result<(), CliError> {
+pub fn run(places: Vec<Ranks>, work: impl Fn(usize, &Ranks, &mut Kept) -> Result<(), RankError> + Sync) -> Result<(), CliError> {
     let (events, inbox) = mpsc::channel();
     let (count, work) = (places.len(), &work);
     std::thread::scope(|scope| {
@@ -83,7 +94,9 @@ pub fn run(places: Vec<Ranks>, work: impl Fn(usize, &Ranks) -> Result<(), RankEr
             });
             let ended = events.clone();
             let at_work = move || {
-                let result = work_together(&ranks, || work(index, &ranks));
+                let mut kept = Kept::default();
+                let result = work_together(&ranks, || work(index, &ranks, &mut kept));
+                drop(kept);
                 let _ = ended.send(Event::Ended(result));
             };
             let thread = std::thread::Builder::new().name(format!("rank {index} of this node"));
@@ -107,6 +120,10 @@ fn work_together(ranks: &Ranks, work: impl FnOnce() -> Result<(), RankError>) ->
             Err(RankError::Agreed(error))
         }
         Err(RankError::Own(error)) => {
+            // What fails after the run has stopped mostly fails for that reason.
+            if let Some(verdict) = ranks.verdict() {
+                return Err(RankError::Stopped(verdict));
+            }
             ranks.abort(&error.to_string());
             Err(RankError::Own(error))
         }
@@ -162,12 +179,16 @@ fn wait(inbox: &Receiver<Event>, ranks: usize) -> Result<(), CliError> {
     reason(verdict, failed).map_or(Ok(()), Err)
 }
 
-/// What is told: of a run that has stopped the line that all ranks tell, with the exit code of this process's own failure.
+/// What is told: a failure of this process's own, and else the line that all ranks tell of a run that has stopped.
 fn reason(verdict: Option<CollectiveError>, failed: Option<CliError>) -> Option<CliError> {
     match (verdict, failed) {
-        (Some(verdict), Some(CliError::Refused(_))) => Some(CliError::Refused(verdict.to_string())),
-        (Some(verdict), _) => Some(verdict.into()),
-        (None, failed) => failed,
+        // The others' line for it also names the rank.
+        (Some(verdict), Some(failed)) if verdict.reason == failed.to_string() => Some(match failed {
+            CliError::Refused(_) => CliError::Refused(verdict.to_string()),
+            _ => verdict.into(),
+        }),
+        (_, Some(failed)) => Some(failed),
+        (verdict, None) => verdict.map(CliError::from),
     }
 }
 
@@ -178,7 +199,7 @@ mod tests {
     use super::*;
 
     fn on(ranks: usize, work: impl Fn(usize, &Ranks) -> Result<(), RankError> + Sync) -> Result<(), CliError> {
-        run(Ranks::local(ranks, 60.0), work)
+        run(Ranks::local(ranks, 60.0), |index, ranks, _| work(index, ranks))
     }
 
     #[test]
@@ -210,6 +231,64 @@ mod tests {
             let line = error.to_string();
             assert!(line.starts_with("rank 1 (host ") && line.contains(") stopped the job: ") && line.ends_with(words), "{line}");
             assert_eq!(error.exit_code(), code);
+        }
+    }
+
+    #[test]
+    fn of_two_failures_at_once_each_process_tells_its_own() {
+        let verdict =
+            |reason: &str| CollectiveError { rank: 5, host: "b".into(), failure: Failure::Aborted, reason: reason.into() };
+        let own = || Some(CliError::Failed("out of memory: lower step.micro_batch_tokens".into()));
+        let told = |verdict, failed| reason(verdict, failed).expect("a reason").to_string();
+        assert_eq!(told(Some(verdict("disk full")), own()), "out of memory: lower step.micro_batch_tokens");
+        assert_eq!(told(Some(verdict("disk full")), None), "rank 5 (host b) stopped the job: disk full");
+        let same = Some(verdict("out of memory: lower step.micro_batch_tokens"));
+        assert!(told(same, own()).starts_with("rank 5 (host b) stopped the job: out of memory"));
+    }
+
+    #[test]
+    fn what_fails_after_the_run_has_stopped_is_not_told() {
+        let error = on(2, |index, ranks| {
+            if index == 1 {
+                return Err(CliError::Failed("disk full".into()).into());
+            }
+            let stopped = ranks.barrier().expect_err("the run has stopped");
+            assert!(stopped.to_string().ends_with("disk full"), "{stopped}");
+            Err(CliError::Failed("the loss is not a number".into()).into())
+        });
+        assert!(error.expect_err("a failure").to_string().ends_with("stopped the job: disk full"));
+    }
+
+    /// As the links of a device do, it hears how the run stands when it is dropped.
+    struct Link(Ranks, mpsc::Sender<Option<CollectiveError>>);
+
+    impl Drop for Link {
+        fn drop(&mut self) {
+            assert!(!std::thread::panicking(), "dropped while its thread unwinds");
+            self.1.send(self.0.verdict()).expect("a test that listens");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_dropped_once_the_others_know() {
+        for fail in
+            [&(|| Err(CliError::Failed("disk full".into()).into())) as &(dyn Fn() -> Result<(), RankError> + Sync), &|| {
+                std::panic::resume_unwind(Box::new(DeviceFailure("disk full".into())))
+            }]
+        {
+            let (sender, dropped) = mpsc::channel();
+            let sender = Mutex::new(sender);
+            let error = run(Ranks::local(3, 60.0), |index, ranks, kept| {
+                kept.keep(Link(ranks.clone(), sender.lock().expect("a sender").clone()));
+                if index == 1 { fail() } else { Ok(ranks.barrier()?) }
+            });
+            assert!(error.expect_err("a failure").to_string().ends_with("stopped the job: disk full"));
+            let known: Vec<_> = dropped.try_iter().collect();
+            assert_eq!(known.len(), 3);
+            assert!(
+                known.iter().all(|verdict| verdict.as_ref().is_some_and(|verdict| verdict.reason == "disk full")),
+                "{known:?}"
+            );
         }
     }
 

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::CliError;
 
-/// Set for the child: it trains, and tells its parent that a rank was lost by an exit code of its own.
+/// Set for the child to its parent's process id: it trains, and tells its parent that a rank was lost by an exit code of its own.
 const SUPERVISED: &str = "LEARNER_SUPERVISED";
 
 /// The exit code of a child that another one may go on for; people never see it.
@@ -38,8 +38,7 @@ pub fn supervise(most: usize) -> Option<Result<(), CliError>> {
         return None;
     }
     if supervised() {
-        end_with_the_parent();
-        return None;
+        return end_with_the_parent().err().map(Err);
     }
     Some(supervise_children(most))
 }
@@ -53,7 +52,7 @@ fn supervise_children(most: usize) -> Result<(), CliError> {
     loop {
         let mut command = Command::new(&program);
         // A terminal's Ctrl-C must reach this process alone, which hands it on once: a second one would end the child at once.
-        command.args(&arguments).env(SUPERVISED, "1").process_group(0);
+        command.args(&arguments).env(SUPERVISED, std::process::id().to_string()).process_group(0);
         let (status, stopped) = command.spawn().and_then(|child| attend(child, &signals)).map_err(failed)?;
         let lost = match status.code() {
             Some(0) => return Ok(()),
@@ -118,10 +117,18 @@ impl Signals {
 
 /// A child whose parent is killed is told to save and stop: nobody would hand signals on to it anymore.
 #[cfg(target_os = "linux")]
-fn end_with_the_parent() {
+fn end_with_the_parent() -> Result<(), CliError> {
     // If it cannot be had the child goes on alone, as one that was started by hand.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
+    // No signal comes for a parent that was killed before.
+    let parent = rustix::process::getppid().map(|parent| parent.as_raw_nonzero().to_string());
+    if std::env::var(SUPERVISED).ok() != parent {
+        return Err(CliError::Interrupted("the process that started this one has ended: nothing was begun".into()));
+    }
+    Ok(())
 }
 
 #[cfg(not(target_os = "linux"))]
-fn end_with_the_parent() {}
+fn end_with_the_parent() -> Result<(), CliError> {
+    Ok(())
+}

@@ -1,6 +1,7 @@
 //! `learner train`: checks everything, opens or reopens the run directory, runs the stages and shows what came of it.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use super::agree::{self, Facts};
@@ -134,7 +135,8 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     }
     let choice = run_file.device().map_err(CliError::Refused)?;
     let Some(node) = Node::find(&arguments.launch, &run_file, choice)? else {
-        let training = Training::prepare(&run_file, &directory, 1)?;
+        let (_lock, checkpoint) = directory::lock_and_choose(&run_file, &directory)?;
+        let training = Training::prepare(&run_file, &directory, checkpoint, 1)?;
         let stop = StopSignal::listen()?;
         return device::run_on(
             choice,
@@ -142,31 +144,36 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
             RankTraining { training: &training, stop, output, started, warning: None },
         );
     };
-    // Whatever is wrong here is told to all nodes, which need not wait then.
-    let training = Training::prepare(&run_file, &directory, node.devices);
-    let checkpoint = training.as_ref().ok().and_then(|training| training.checkpoint.as_deref());
-    let facts =
-        Facts::of(&run_file, &node, &directory, checkpoint).with(training.as_ref().map(|training| training.tasks.sha256()));
     let places = node.join(&run_file, &directory.path.display().to_string())?;
     let stop = StopSignal::listen()?;
-    let ended = ranks::run(places, |index, ranks| {
-        let agreed = agree::compare(ranks, &facts)?;
-        let warning = agreed.map_err(|difference| RankError::Agreed(CliError::Refused(difference)))?;
+    // By the first rank of this node, once the checkpoint is chosen.
+    let prepared = OnceLock::new();
+    let ended = ranks::run(places, |index, ranks, kept| {
+        let locked = ranks.first().then(|| directory::lock_and_choose(&run_file, &directory));
+        let chosen = locked.as_ref().map(|locked| locked.as_ref().map(|(_, checkpoint)| checkpoint.as_deref()));
+        let refused = |line| RankError::Agreed(CliError::Refused(line));
+        let checkpoint = agree::on_checkpoint(ranks, &run_file, &directory, chosen)?.map_err(refused)?;
+        let training = prepared.get_or_init(|| Training::prepare(&run_file, &directory, checkpoint, node.devices));
+        // Whatever is wrong here is told to all nodes.
+        let facts = Facts::of(&run_file, &node, &directory).with(training.as_ref());
+        let warning = agree::compare(ranks, &facts)?.map_err(refused)?;
         // All have just heard of it if it could not be prepared.
-        let Ok(training) = &training else { return Ok(()) };
+        let Ok(training) = training else { return Ok(()) };
         let work = RankTraining { training, stop: stop.clone(), output, started, warning };
-        device::run_rank(choice, &run_file, index, ranks.clone(), node.mesh, work)
+        device::run_rank(choice, &run_file, index, ranks.clone(), node.mesh, kept, work)
     });
-    training?;
-    ended
+    match prepared.into_inner() {
+        Some(Err(problem)) => Err(problem),
+        _ => ended,
+    }
 }
 
 /// A run that is about to start or to go on: what all ranks of this process share.
-struct Training<'a> {
+pub struct Training<'a> {
     run_file: &'a RunFile,
     directory: &'a RunDirectory,
-    checkpoint: Option<PathBuf>,
-    tasks: Tasks,
+    pub checkpoint: Option<PathBuf>,
+    pub tasks: Tasks,
     text: Text,
     sandbox: Sandbox,
     /// Threads of each rank that run tests and grade.
@@ -174,11 +181,15 @@ struct Training<'a> {
 }
 
 impl Training<'_> {
-    fn prepare<'a>(run_file: &'a RunFile, directory: &'a RunDirectory, ranks: usize) -> Result<Training<'a>, CliError> {
+    fn prepare<'a>(
+        run_file: &'a RunFile,
+        directory: &'a RunDirectory,
+        checkpoint: Option<PathBuf>,
+        ranks: usize,
+    ) -> Result<Training<'a>, CliError> {
         let tasks = Tasks::load(run_file)?;
         setup::set_threads(run_file.run.threads)?;
         setup::check_demonstrable(run_file, &tasks.train)?;
-        let checkpoint = directory::latest_checkpoint(run_file, directory)?;
         // A checkpoint holds its own tokenizer: going on needs nothing else of the model it came from.
         let text = Text::load(checkpoint.as_deref().or(run_file.model.directory.as_deref()))?;
         text.format()?;
@@ -223,7 +234,7 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
     let disk = directory::disk_needed(run_file, policy.parameter_count());
     // Rank 0 is the one that writes and is seen.
     let ranks = world.ranks.clone();
-    let _lock = if ranks.first() { Some(directory::enter(directory, run_file, disk)?) } else { None };
+    let _lock = if ranks.first() { directory::enter(directory, run_file, disk)? } else { None };
     if ranks.ranks() > 1 {
         let shared = agree::check_shared(&ranks, &directory.path, run_file)?;
         shared.map_err(|problem| RankError::Agreed(CliError::Refused(problem)))?;

@@ -6,7 +6,8 @@
 //! listener  reply, proof of the token over both random numbers and the reply
 //! ```
 //!
-//! Nothing is read of a request before its proof holds. What follows on the same connection is not proved again: the token keeps
+//! Nothing is read of a request before its proof holds, and to a caller whose proof does not the listener proves nothing: a proof would
+//! let it try tokens at home. What follows on the same connection is not proved again: the token keeps
 //! strangers out of a job, it does not hide the job's traffic from who can read or change the network.
 
 use std::fs::File;
@@ -112,8 +113,9 @@ pub(super) fn answer(stream: TcpStream, token: &Token, deadline: Instant) -> Res
         Ok(request) => Ok(Caller { stream, request, nonces: [theirs, own] }),
         Err(error) => {
             if matches!(error, HandshakeError::Token) {
-                let refused = Reply::Refused("wrong token".into());
-                write_proved(&stream, token, b"reply", [&theirs, &own], &refused, deadline)?;
+                // A reply that no token proves tells it that its own is another.
+                let body = serde_json::to_vec(&Reply::Refused("wrong token".into())).map_err(io::Error::from)?;
+                write_message(&stream, &body, &Proof::default(), deadline)?;
             }
             Err(error)
         }
@@ -160,8 +162,11 @@ fn write_proved<T: Serialize>(
 ) -> Result<(), HandshakeError> {
     let body = serde_json::to_vec(message).map_err(io::Error::from)?;
     let proof = token.prove(&[what, caller, listener, &body]);
-    write_all(stream, &[&(body.len() as u32).to_le_bytes()[..], &body, &proof].concat(), deadline)?;
-    Ok(())
+    Ok(write_message(stream, &body, &proof, deadline)?)
+}
+
+fn write_message(stream: &TcpStream, body: &[u8], proof: &Proof, deadline: Instant) -> io::Result<()> {
+    write_all(stream, &[&(body.len() as u32).to_le_bytes()[..], body, proof].concat(), deadline)
 }
 
 fn read_proved<T: DeserializeOwned>(
@@ -252,4 +257,34 @@ fn write_all(mut stream: &TcpStream, bytes: &[u8], deadline: Instant) -> io::Res
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_wrong_token_is_told_without_a_proof_of_the_right_one() {
+        let token = |text: &str| Token::new(text).expect("a token");
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let caller = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+        let (stream, _) = listener.accept().expect("a caller");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        std::thread::scope(|scope| {
+            let answered = scope.spawn(|| answer(stream, &token("the token that is right"), deadline).err());
+            let own = nonce().expect("a nonce");
+            write_all(&caller, &hello(&own), deadline).expect("written");
+            let theirs = read_hello(&caller, deadline).expect("a hello");
+            let request = Request { run_id: "run".into(), rank: 1, purpose: Purpose::Link { group: "world".into() } };
+            write_proved(&caller, &token("a token that is guessed"), b"request", [&own, &theirs], &request, deadline)
+                .expect("written");
+            read_body(&caller, LONGEST_REQUEST, Some(deadline)).expect("a reply");
+            let mut proof = [1; 32];
+            read_exact(&caller, &mut proof, deadline).expect("a proof");
+            assert_eq!(proof, [0; 32]);
+            assert!(matches!(answered.join().expect("an answer"), Some(HandshakeError::Token)));
+        });
+    }
 }

@@ -108,6 +108,11 @@ impl<T: Transport> HostCollectives<T> {
         self.group.transport.health().error(self.rank_in_world(rank), failure, reason)
     }
 
+    /// Why the world has stopped, once this rank knows that it has.
+    pub fn verdict(&self) -> Option<CollectiveError> {
+        self.group.transport.health().check().err()
+    }
+
     /// Stops the world with an error that blames some rank.
     pub(crate) fn stop(&self, error: CollectiveError) {
         self.group.transport.stop(error);

@@ -103,6 +103,8 @@ pub enum LaunchError {
     NodesUnknown { launcher: &'static str },
     #[error("node rank {rank} ({rank_from}) of {nodes} nodes ({nodes_from}): ranks count from 0")]
     OutOfRange { rank: usize, rank_from: String, nodes: usize, nodes_from: String },
+    #[error("LEARNER_TOKEN: {0}")]
+    Token(String),
 }
 
 /// Reads where this process stands from the flags and from `variables`, by name.
@@ -145,7 +147,7 @@ pub fn describe(flags: &Flags, variables: &BTreeMap<String, String>) -> Result<L
         flag("--gpus-per-node", flags.gpus_per_node).or(variables.count("LEARNER_GPUS_PER_NODE")?).or(told.gpus_per_node);
     let run_id = variables.text("LEARNER_RUN_ID").or(told.run_id);
     let token = match variables.text("LEARNER_TOKEN") {
-        Some(token) => Token::new(&token.value).ok().map(|value| Found { value, from: token.from }),
+        Some(token) => Some(Found { value: Token::new(&token.value).map_err(LaunchError::Token)?, from: token.from }),
         None => None,
     };
     Ok(Launch { launcher, nodes, node_rank, coordinator, gpus_per_node, run_id, token })

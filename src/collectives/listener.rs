@@ -114,8 +114,9 @@ impl Shared {
         while !self.closing.load(Ordering::Relaxed) {
             match listener.accept() {
                 Ok((stream, address)) => self.hear(stream, address),
-                // Nobody there, or one who has gone again, or no descriptor left: all pass with time.
-                Err(_) => super::tcp::wait_readable(listener, LOOK),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => super::tcp::wait_readable(listener, LOOK),
+                // One who has gone again, or no descriptor left: both pass with time, and until then somebody may still be there.
+                Err(_) => std::thread::sleep(LOOK),
             }
         }
     }

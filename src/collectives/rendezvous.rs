@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::mpsc;
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,14 @@ pub struct Rendezvous {
     pub liveness: Liveness,
     /// Takes a line about each connection that was refused.
     pub notice: Notice,
+    /// Why another rank of this process cannot come, once one cannot: then there is nothing to wait for.
+    pub given_up: Arc<OnceLock<String>>,
+}
+
+impl Rendezvous {
+    fn check_given_up(&self) -> Result<(), RendezvousError> {
+        self.given_up.get().map_or(Ok(()), |problem| Err(RendezvousError::GivenUp(problem.clone())))
+    }
 }
 
 /// Why no world came about: one line that says what to do.
@@ -63,6 +71,9 @@ pub enum RendezvousError {
     /// The coordinator's line, on all ranks that came.
     #[error("{0}")]
     Missing(String),
+    /// Another rank of this process cannot come.
+    #[error("{0}")]
+    GivenUp(String),
     #[error("the coordinator at {coordinator} is gone: {problem}")]
     Lost { coordinator: String, problem: String },
     #[error("{0}")]
@@ -188,13 +199,14 @@ fn coordinate(settings: &Rendezvous, host: &str, port: u16) -> Result<TcpCollect
     let mut signed = Instant::now();
     while arrivals[1..].iter().any(Option::is_none) {
         let now = Instant::now();
-        if now >= deadline {
-            let line = missing(settings, &arrivals);
+        let given_up = settings.given_up.get().map(|problem| RendezvousError::GivenUp(problem.clone()));
+        let too_late = || (now >= deadline).then(|| RendezvousError::Missing(missing(settings, &arrivals)));
+        if let Some(error) = given_up.or_else(too_late) {
             for arrival in arrivals.iter().flatten() {
                 // One who does not hear it anymore has its own bound.
-                let _ = write_frame(&arrival.stream, &Message::GiveUp(line.clone()));
+                let _ = write_frame(&arrival.stream, &Message::GiveUp(error.to_string()));
             }
-            return Err(RendezvousError::Missing(line));
+            return Err(error);
         }
         let next = (signed + SIGN).min(deadline).saturating_duration_since(now);
         if let Ok(caller) = callers.recv_timeout(next) {
@@ -289,6 +301,7 @@ fn call(settings: &Rendezvous, port: u16) -> Result<TcpCollectives, RendezvousEr
     let (mut listening, mut problem) = (None, String::from("no time was left"));
     let mut full_since = None;
     let (stream, coordinator_address) = loop {
+        settings.check_given_up()?;
         if Instant::now() >= own_deadline {
             let seconds = settings.wait.as_secs_f64();
             return Err(RendezvousError::Unreachable { coordinator: coordinator.clone(), seconds, problem });
@@ -327,6 +340,7 @@ fn call(settings: &Rendezvous, port: u16) -> Result<TcpCollectives, RendezvousEr
     };
     // The coordinator has its own bound, and says who is missing then.
     let members = loop {
+        settings.check_given_up()?;
         match read_frame(&stream, Some(Instant::now() + SILENCE)) {
             Ok(Message::Waiting) => {}
             Ok(Message::Table(members)) if members.len() == *world_size => break members,

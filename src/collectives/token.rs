@@ -5,6 +5,8 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
+/// The fewest characters of a token: whoever makes a rank call a port of theirs gets a proof to try tokens on.
+const SHORTEST: usize = 16;
 /// Bytes of a block of SHA-256.
 const BLOCK: usize = 64;
 
@@ -16,11 +18,14 @@ pub(super) type Proof = [u8; 32];
 pub struct Token(Vec<u8>);
 
 impl Token {
-    /// The text without white space at its ends; refused when it is empty.
+    /// The text without white space at its ends; refused when it is short.
     pub fn new(text: &str) -> Result<Token, String> {
-        match text.trim() {
-            "" => Err("the token is empty: give all ranks the same secret, for example from `openssl rand -hex 32`".into()),
-            text => Ok(Token(text.as_bytes().to_vec())),
+        let text = text.trim();
+        match text.chars().count() {
+            SHORTEST.. => Ok(Token(text.as_bytes().to_vec())),
+            length => Err(format!(
+                "the token has {length} characters, at least {SHORTEST} are needed: give all ranks the same secret, for example from `openssl rand -hex 32`"
+            )),
         }
     }
 
@@ -82,8 +87,8 @@ mod tests {
 
     #[test]
     fn one_wrong_bit_is_refused() {
-        let token = Token::new(" secret\n").expect("a token");
-        assert_eq!(token, Token::new("secret").expect("a token"));
+        let token = Token::new(" a secret of tests\n").expect("a token");
+        assert_eq!(token, Token::new("a secret of tests").expect("a token"));
         let proof = token.prove(&[b"message"]);
         assert!(token.accepts(&proof, &[b"mess", b"age"]));
         for bit in 0..256 {
@@ -91,8 +96,10 @@ mod tests {
             wrong[bit / 8] ^= 1 << (bit % 8);
             assert!(!token.accepts(&wrong, &[b"message"]));
         }
-        assert!(!Token::new("Secret").expect("a token").accepts(&proof, &[b"message"]));
+        assert!(!Token::new("A secret of tests").expect("a token").accepts(&proof, &[b"message"]));
         assert!(Token::new(" \n").is_err());
+        assert!(Token::new("fifteen letters").is_err_and(|line| line.starts_with("the token has 15 characters, at least 16")));
+        assert!(Token::new("sixteen letters.").is_ok());
         assert_eq!(format!("{token:?}"), "Token(secret)");
     }
 }

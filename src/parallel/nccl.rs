@@ -42,6 +42,8 @@ use crate::device::cuda::{
 const MEETING: Duration = Duration::from_millis(500);
 /// How long the host has to name a rank that is lost once NCCL has noticed it: somewhat longer than hosts take to notice a silent one.
 const PATIENCE: Duration = Duration::from_secs(9);
+/// How long a rank that drops its links waits for the others to do the same: longer than NCCL may take to end.
+const LEAVING: Duration = Duration::from_secs(20);
 /// The longest pause between two looks at a call that is in progress.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -53,7 +55,8 @@ pub struct NcclLinks {
 
 impl NcclLinks {
     /// Links between all of `ranks`, who make no other calls of this group from now on; each has a device of its own. A rank that has
-    /// left for `stall_seconds` what all others wait for is taken for hung. The links of all ranks end together, as their last call.
+    /// left for `stall_seconds` what all others wait for is taken for hung. The links of all ranks are dropped together, once all know
+    /// how the run ended: a rank that drops its links while others keep theirs stops the run.
     ///
     /// # Errors
     /// No NCCL here, or one that refuses: the run stops with one line that says so. A rank that is lost.
@@ -145,7 +148,15 @@ impl Drop for NcclLinks {
         }
         watched.verdict.leave();
         if let Some(watcher) = self.watcher.take() {
-            // It ends when all ranks leave, or with the run. A panic of its own has nobody left to hear of it.
+            // It ends when all ranks leave, or with the run.
+            let deadline = Instant::now() + LEAVING;
+            while !watcher.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(LOOK);
+            }
+            if !watcher.is_finished() {
+                watched.stop("it has left, and the other ranks have not");
+            }
+            // A panic of its own has nobody left to hear of it.
             let _ = watcher.join();
         }
     }

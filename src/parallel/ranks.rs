@@ -135,6 +135,11 @@ impl Ranks {
         })
     }
 
+    /// Why the run has stopped, once this rank knows that it has.
+    pub fn verdict(&self) -> Option<CollectiveError> {
+        over_host!(&self.host, host => host.verdict())
+    }
+
     /// Stops the whole run: every call of every rank returns an error that names this rank and says why.
     pub fn abort(&self, reason: &str) {
         over_host!(&self.host, host => host.abort(reason));

@@ -185,13 +185,15 @@ fn pytorch_variables() {
 
 #[test]
 fn flags_go_before_own_variables_and_those_before_the_launcher() {
-    let own = format!("{SLURM}\nLEARNER_NODES=4\nLEARNER_COORDINATOR=other:1234\nLEARNER_TOKEN=hush\nLEARNER_RUN_ID=mine");
+    let own = format!(
+        "{SLURM}\nLEARNER_NODES=4\nLEARNER_COORDINATOR=other:1234\nLEARNER_TOKEN=hush-hush-hush-hush\nLEARNER_RUN_ID=mine"
+    );
     let launch = told(&own);
     assert_eq!(
         (launch.nodes, launch.coordinator),
         (found(4, "LEARNER_NODES"), Some(found("other:1234".into(), "LEARNER_COORDINATOR")))
     );
-    assert_eq!(launch.token, Some(found(Token::new("hush").expect("a token"), "LEARNER_TOKEN")));
+    assert_eq!(launch.token, Some(found(Token::new("hush-hush-hush-hush").expect("a token"), "LEARNER_TOKEN")));
     assert_eq!(launch.run_id, Some(found("mine".into(), "LEARNER_RUN_ID")));
 
     let coordinator = Some("[fd00::1]".into());

@@ -114,7 +114,7 @@ fn impostors_get_one_line_each_and_the_job_begins_without_them() {
         };
         let at = format!("the coordinator at 127.0.0.1:{port}");
 
-        let line = refused(2, &|impostor| impostor.token = Token::new("guessed").expect("a token"));
+        let line = refused(2, &|impostor| impostor.token = Token::new("a token that is guessed").expect("a token"));
         assert_eq!(line, format!("{at} has another token than rank 2: give all ranks the same one"));
         let line = refused(2, &|impostor| impostor.run_id = "another".into());
         let expected =

@@ -46,6 +46,7 @@ pub fn rendezvous(port: u16, rank: usize, world_size: usize, liveness: Liveness)
         wait: PATIENCE,
         liveness,
         notice,
+        given_up: Arc::default(),
     };
     (rendezvous, notices)
 }

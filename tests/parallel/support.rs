@@ -127,6 +127,7 @@ fn rendezvous(port: u16, rank: usize, world_size: usize) -> Rendezvous {
         wait: PATIENCE,
         liveness: Liveness { heartbeat_seconds: 1.0, dead_after_seconds: 60.0, stall_seconds: PATIENCE.as_secs_f64() },
         notice: Arc::new(|_: &str| {}),
+        given_up: Arc::default(),
     }
 }
 

@@ -45,6 +45,17 @@ fn two_emulated_gpus_sample_what_they_recompute_together() {
     assert!(steps[0]["mismatch"] == 0.0 && steps[0]["tokens_sampled"].as_u64() > Some(0), "{}", steps[0]);
 }
 
+/// Rank 0 finds no room on the disk after the links are there, while the other waits for it.
+#[test]
+fn a_rank_that_cannot_begin_ends_the_others_with_its_reason() {
+    let arguments = ["--recipe", "smoke", "--device", "emulated:2", "--nodes", "1", "--out", "/proc/nowhere/run"];
+    let output = run(&arguments);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+    assert!(said.starts_with("learner: rank 0 (host ") && said.contains("/proc/nowhere/run: the run needs up to"), "{said}");
+}
+
 #[test]
 fn a_gpu_that_is_not_there_is_refused_in_one_line() {
     if Path::new("/dev/nvidiactl").exists() {

@@ -144,7 +144,7 @@ fn strangers_get_a_line_each_and_two_processes_end_as_one() {
     assert_eq!(code, Some(2), "{line}");
     assert!(line.contains("this port belongs to run") && line.contains("give each job a port of its own"), "{line}");
     let mut stranger = job.command(1, &[]);
-    let (code, line) = Running(Some(stranger.env("LEARNER_TOKEN", "guessed").spawn().unwrap())).line();
+    let (code, line) = Running(Some(stranger.env("LEARNER_TOKEN", "a token that is guessed").spawn().unwrap())).line();
     assert_eq!(code, Some(2), "{line}");
     assert!(line.contains("another token than rank 1"), "{line}");
     let (code, line) = Job { nodes: 3, ..job }.start(1, &[]).line();
@@ -294,7 +294,7 @@ fn what_cannot_be_is_refused_before_anything_starts() {
         assert!(!out.exists(), "{arguments:?} left something behind");
     };
     let two = ["--nodes", "2", "--node-rank", "0", "--coordinator", "127.0.0.1:31000"];
-    let with = |more: &[&'static str]| [&two[..], more].concat();
+    let with = |more: &[&str]| [&two[..], more].concat();
     refused(&["--nodes", "2"], &["which of them this one is", "--node-rank R"]);
     refused(&["--nodes", "0"], &["--nodes"]);
     refused(&["--nodes", "2", "--node-rank", "2", "--coordinator", "a:1"], &["node rank 2", "ranks count from 0"]);
@@ -308,6 +308,8 @@ fn what_cannot_be_is_refused_before_anything_starts() {
     refused(&["--gpus-per-node", "3", "--device", "emulated:2"], &["--gpus-per-node 3", "emulated:3"]);
     let token = folder.path().join("token");
     std::fs::write(&token, "secret\n").unwrap();
+    refused(&with(&["--token-file", token.to_str().unwrap()]), &["the token has 6 characters, at least 16 are needed"]);
+    std::fs::write(&token, "a secret of the tests\n").unwrap();
     let far = ["--nodes", "2", "--node-rank", "0", "--coordinator", "127.0.0.1:65535", "--token-file", token.to_str().unwrap()];
     refused(&far, &["passes 65535"]);
 }
@@ -362,7 +364,7 @@ fn files_of_deploy_name_flags_that_exist_and_say_where_a_node_stands() {
         ("SLURM_STEP_NODELIST", "gpu[01-16]"),
         ("SLURM_NODEID", "5"),
         ("SLURM_GPUS_ON_NODE", "8"),
-        ("LEARNER_TOKEN", "x"),
+        ("LEARNER_TOKEN", "the token of the tests"),
     ];
     let expected = [
         ("launcher", "Slurm"),
@@ -373,7 +375,11 @@ fn files_of_deploy_name_flags_that_exist_and_say_where_a_node_stands() {
         ("token", "given"),
     ];
     says(&slurm, &job, &expected);
-    let pod = [("JOB_COMPLETION_INDEX", "5"), ("LEARNER_COORDINATOR", "learner-ranks-0-0.learner"), ("LEARNER_TOKEN", "x")];
+    let pod = [
+        ("JOB_COMPLETION_INDEX", "5"),
+        ("LEARNER_COORDINATOR", "learner-ranks-0-0.learner"),
+        ("LEARNER_TOKEN", "the token of the tests"),
+    ];
     let coordinator = ("coordinator", "learner-ranks-0-0.learner:29600");
     says(
         &kubernetes,
