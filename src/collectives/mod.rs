@@ -8,8 +8,6 @@
 //! health       who waits for whom, and the verdict that stops every rank with the same line
 //! ```
 //!
-//! The trainer runs on one rank so far and does not call this room yet.
-//!
 //! **Bits.** A reduction combines the values of the ranks in rank order, whatever arrives first, so results depend on neither
 //! timing nor transport: they are those of a plain loop over the ranks. All ranks get the same bits.
 //!

@@ -239,7 +239,8 @@ fn a_coordinator_that_is_none_is_said_to_be() {
     settings.wait = Duration::from_secs(60);
     let server = TcpListener::bind(("127.0.0.1", port)).expect("a port");
     let other = PROTOCOL + 6;
-    let newer = format!("it speaks version {other} of the protocol, this rank version {PROTOCOL}: start the same build everywhere");
+    let newer =
+        format!("it speaks version {other} of the protocol, this rank version {PROTOCOL}: start the same build everywhere");
     std::thread::scope(|scope| {
         for (answer, expected) in [
             (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n".to_vec(), "it does not speak this program's protocol"),
