@@ -2,9 +2,11 @@
 # What the project promises, at shell level: `tests/acceptance.sh NAME [WORK_DIR]`, from the root of a clone.
 #   main-job   the quick start on three seeds, twice and with one thread; a run killed 20 times; the sandbox; refusals; and,
 #              with MODEL_135M=DIR (a Hugging Face directory of type qwen2), a real model
+#   long-sequence
+#              a training step of a sequence of 131,072 tokens over 8 processes: its memory, and its time against shorter ones
 # Prints one line per promise and stops at the first that does not hold.
 set -euo pipefail
-name=${1:?usage: tests/acceptance.sh main-job [WORK_DIR]}
+name=${1:?usage: tests/acceptance.sh main-job|long-sequence [WORK_DIR]}
 work=${2:-$(mktemp -d)}
 root=$(cd "$(dirname "$0")/.." && pwd)
 learner=$root/target/release/learner
@@ -166,6 +168,66 @@ for kind, address in ((socket.SOCK_STREAM, ("1.1.1.1", 80)), (socket.SOCK_DGRAM,
   done
 }
 
+# One layer with two heads of 32, context parallel over 8 processes of one thread each, which find each other over TCP. The system
+# counts each process's memory and CPU time. A step is the long sequence and as many tokens in shorter ones (docs/benchmarks.md).
+long_sequence() {
+  (cd "$root" && cargo build --release --quiet)
+  python3 - "$learner" "$work" <<'PY' || broken "a long sequence"
+import json, os, secrets, socket, subprocess, sys
+learner, folder = sys.argv[1:]
+RANKS, HIDDEN, VOCABULARIES, CONTEXTS = 8, 64, (4096, 16384), (32768, 65536, 131072)
+environment = {**os.environ, "RAYON_NUM_THREADS": "1", "LEARNER_TOKEN": secrets.token_hex(16)}
+
+def free(port):
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+def shape(vocabulary):
+    path = f"{folder}/vocabulary-{vocabulary}.json"
+    config = {"model_type": "qwen3", "vocab_size": vocabulary, "hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN,
+              "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-6,
+              "rope_theta": 1e6, "max_position_embeddings": CONTEXTS[-1], "tie_word_embeddings": True}
+    with open(path, "w") as file:
+        json.dump(config, file)
+    return path
+
+def step(vocabulary, context):
+    """Peak bytes of the rank that had most, and CPU seconds of all ranks per 10^9 pairs of a query and a key."""
+    port = next(port for port in range(21000, 31000, RANKS) if all(free(port + rank) for rank in range(RANKS)))
+    command = [learner, "bench", "step", "--json", "--model", shape(vocabulary), "--context", str(context), "--steps", "1",
+               "--warm-up", "0", "--nodes", str(RANKS), "--context-parallel", str(RANKS), "--coordinator", f"127.0.0.1:{port}",
+               "--one-rank-tokens-per-second", "none"]
+    ranks = [subprocess.Popen([*command, "--node-rank", str(rank)], env=environment, stdout=subprocess.PIPE)
+             for rank in range(RANKS)]
+    printed = ranks[0].stdout.read()
+    ended = [os.wait4(rank.pid, 0) for rank in ranks]
+    assert all(status == 0 for _, status, _ in ended), f"{context} tokens: a rank failed"
+    report = json.loads(printed)
+    pairs = sum(length * (length + 1) // 2 for length in report["sequence_lengths"]) / 1e9
+    peaks = [usage.ru_maxrss * 1024 for _, _, usage in ended]
+    cpu = sum(usage.ru_utime + usage.ru_stime for _, _, usage in ended)
+    wall = report["step_ms"]["median"] / 1e3
+    print(f"{context} tokens, vocabulary {vocabulary}: peak MB by rank {[round(peak / 1e6) for peak in peaks]}; "
+          f"{wall:.1f} s, {cpu:.1f} CPU s for {pairs:.2f}e9 pairs: {wall / pairs:.2f} s, {cpu / pairs:.2f} CPU s per 1e9; "
+          f"exposed {report['exposed_ms']['median'] / 1e3:.1f} s", flush=True)
+    return max(peaks), cpu / pairs
+
+small, large = VOCABULARIES
+peaks, cpu = zip(*(step(small, context) for context in CONTEXTS))
+growth = step(large, CONTEXTS[-1])[0] - peaks[-1]
+# What the logits of one rank's tokens would take.
+logits = CONTEXTS[-1] // RANKS * (large - small) * 4
+print(f"a vocabulary {large // small} times as large takes {growth / 1e6:.0f} MB a rank; kept logits would take {logits / 1e6:.0f} MB more")
+assert growth < logits / 10, "memory grows with vocabulary x tokens"
+assert cpu[-1] <= 1.1 * cpu[0], "time grows faster than the attention area"
+PY
+  held "131,072 tokens over 8 processes: memory does not grow with vocabulary x tokens, nor time faster than the attention area"
+}
+
 main_job() {
   build
   quick_start
@@ -179,5 +241,6 @@ main_job() {
 case $name in
   main-job) main_job ;;
   main-job:*) "${name#main-job:}" ;;
+  long-sequence) long_sequence ;;
   *) echo "no acceptance named $name" >&2; exit 2 ;;
 esac

@@ -41,14 +41,20 @@ const CLOCKS_APART: Duration = Duration::from_secs(2);
 
 impl Facts {
     pub fn of(run_file: &RunFile, node: &Node, directory: &RunDirectory) -> Facts {
+        let settings = serde_json::to_value(run_file).unwrap_or(Value::Null);
+        Facts { resumes: directory.resumes, ..Facts::without_run(settings, node.mesh.context()) }
+    }
+
+    /// Of work that leaves nothing in a run directory, and needs no tasks.
+    pub fn without_run(settings: Value, context: usize) -> Facts {
         Facts {
             problem: None,
             version: env!("CARGO_PKG_VERSION").into(),
             program: program_sha256(),
-            settings: serde_json::to_value(run_file).unwrap_or(Value::Null),
+            settings,
             tasks: String::new(),
-            context: node.mesh.context(),
-            resumes: directory.resumes,
+            context,
+            resumes: false,
             checkpoint: None,
             milliseconds: 0,
         }

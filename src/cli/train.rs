@@ -349,7 +349,7 @@ fn describe_memory<D: Device>(policy: &Policy<D>, run_file: &RunFile, held_out: 
     let Policy::Whole { model, .. } = policy else {
         return "weights, gradients and moments in shards over all ranks, and a copy of the weights to sample from".into();
     };
-    let memory = model.memory_by_purpose();
+    let memory = model.memory_by_purpose(run_file.step.recompute);
     let micro_batch = run_file.step.micro_batch_tokens * memory.activations_per_token;
     let episodes = run_file.rl.tasks_per_step * run_file.rl.group_size;
     let evaluated = (held_out.main.len() + held_out.structure.len()) * run_file.evaluate.samples;

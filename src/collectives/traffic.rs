@@ -87,6 +87,18 @@ impl Traffic {
         self.counts.iter().for_each(|count| total += *count);
         total
     }
+
+    /// What has been added since `earlier`, an earlier state of the same traffic.
+    pub fn since(&self, earlier: &Traffic) -> Traffic {
+        let mut since = *self;
+        for (count, earlier) in since.counts.iter_mut().zip(&earlier.counts) {
+            count.calls -= earlier.calls;
+            count.bytes -= earlier.bytes;
+            count.time -= earlier.time;
+            count.exposed -= earlier.exposed;
+        }
+        since
+    }
 }
 
 impl AddAssign for Count {
@@ -178,6 +190,11 @@ mod tests {
         assert_eq!(traffic.of(Operation::AllGather), Count { calls: 2, bytes: 16, time: seconds(7), exposed: seconds(2) });
         assert_eq!(traffic.of(Operation::AllReduce), Count { calls: 1, bytes: 4, time: seconds(3), exposed: seconds(3) });
         assert_eq!(traffic.total(), Count { calls: 4, bytes: 20, time: seconds(12), exposed: seconds(7) });
+
+        recorder.note(Operation::Barrier, 0, after(20), after(21));
+        let one_more = Count { calls: 1, bytes: 0, time: seconds(1), exposed: seconds(1) };
+        assert_eq!(recorder.traffic().since(&traffic).of(Operation::Barrier), one_more);
+        assert_eq!(recorder.traffic().since(&traffic).total(), one_more);
     }
 
     #[test]

@@ -163,8 +163,9 @@ impl<D: Device> Model<D> {
         self.layout().parameter_count()
     }
 
-    /// Bytes by purpose; those of training count whether or not the model is being trained.
-    pub fn memory_by_purpose(&self) -> Memory {
+    /// Bytes by purpose; those of training count whether or not the model is being trained, and where its layers are run again in the
+    /// backward if `recompute`.
+    pub fn memory_by_purpose(&self, recompute: bool) -> Memory {
         let float = size_of::<f32>();
         let weights = self.parameter_count() * float;
         let packed = self.parameters.iter().filter_map(|parameter| parameter.packed.as_ref());
@@ -176,7 +177,7 @@ impl<D: Device> Model<D> {
             packed: packed.map(|packed| self.device().packed_bytes(packed)).sum(),
             gradients: weights,
             optimizer: 2 * weights,
-            activations_per_token: bytes_per_token(self.config(), false, activation_bytes)
+            activations_per_token: bytes_per_token(self.config(), recompute, activation_bytes)
                 + bytes_per_scored_row(self.config(), activation_bytes)
                 + (blocks * activation_bytes + block_gradients * float) / KEYS_PER_BLOCK,
             key_values_per_token: 2 * heads.key_value_width() * self.config().layers * activation_bytes,

@@ -5,7 +5,9 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::collectives::{CollectiveError, Collectives, Failure, LocalCollectives, Reduction, TcpCollectives, local_world};
+use crate::collectives::{
+    CollectiveError, Collectives, Failure, LocalCollectives, Reduction, TcpCollectives, Traffic, local_world,
+};
 
 /// The most bytes that one rank's value may take as JSON.
 const MOST_BYTES: u64 = 1 << 31;
@@ -138,6 +140,11 @@ impl Ranks {
     /// Why the run has stopped, once this rank knows that it has.
     pub fn verdict(&self) -> Option<CollectiveError> {
         over_host!(&self.host, host => host.verdict())
+    }
+
+    /// What this rank has handed to these calls so far; those of a split count for themselves.
+    pub fn traffic(&self) -> Traffic {
+        over_host!(&self.host, host => host.traffic())
     }
 
     /// Stops the whole run: every call of every rank returns an error that names this rank and says why.

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::cli::CliError;
 use crate::device::{Device, Traced};
 use crate::model::Model;
 use crate::types::{self, bytes};
@@ -30,7 +29,7 @@ impl Spread {
 }
 
 /// Runs `work` and waits for the device: its result and the milliseconds of it.
-pub fn timed<D: Device, T>(device: &D, work: impl FnOnce() -> Result<T, CliError>) -> Result<(T, f64), CliError> {
+pub fn timed<D: Device, T, E>(device: &D, work: impl FnOnce() -> Result<T, E>) -> Result<(T, f64), E> {
     device.synchronize();
     let start = Instant::now();
     let result = work()?;
@@ -52,16 +51,17 @@ pub struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// `training`: tokens of the largest micro-batch; `cached`: tokens held in key/value caches.
-    pub fn of<D: Device>(model: &Model<Traced<D>>, training: Option<usize>, cached: usize) -> MemoryTable {
+    /// `training`: tokens of the largest micro-batch, and whether layers are run again in the backward; `cached`: tokens held in
+    /// key/value caches.
+    pub fn of<D: Device>(model: &Model<Traced<D>>, training: Option<(usize, bool)>, cached: usize) -> MemoryTable {
         let counted = model.device().memory_use();
         if !counted.is_empty() {
             let bytes = counted.iter().filter(|line| line.peak > 0).map(|line| (line.purpose, line.peak)).collect();
             return MemoryTable { source: "device", bytes };
         }
-        let memory = model.memory_by_purpose();
+        let memory = model.memory_by_purpose(training.is_some_and(|(_, recompute)| recompute));
         let mut bytes = BTreeMap::from([("weights", memory.weights), ("packed weights", memory.packed)]);
-        if let Some(tokens) = training {
+        if let Some((tokens, _)) = training {
             bytes.insert("gradients", memory.gradients);
             bytes.insert("optimizer", memory.optimizer);
             bytes.insert("activations", memory.activations_per_token * tokens);
@@ -78,6 +78,15 @@ impl MemoryTable {
             self.bytes.iter().map(|(purpose, &count)| format!("{purpose} {}", bytes(count as u64))).collect();
         parts.join(", ")
     }
+}
+
+/// The most bytes of memory that this process has had since it began, as the system counts them; `None` where it does not tell (only
+/// Linux does).
+pub fn peak_resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+    Some(kibibytes * 1024)
 }
 
 /// A percentage, or `n/a`: an unknown peak has no share.
@@ -99,6 +108,13 @@ mod tests {
     fn times_are_summed_up() {
         assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
         assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]).median, 2.5);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_process_has_had_what_it_has_touched() {
+        let touched = vec![1u8; 64 << 20];
+        assert!(peak_resident_bytes().is_some_and(|bytes| bytes >= 64 << 20), "{}", touched.len());
     }
 
     /// 989e12 FLOPs in two seconds on a peak of 989e12 a second is one half.

@@ -7,6 +7,7 @@ mod inputs;
 mod kernels;
 mod rollout;
 mod step;
+mod step_ranks;
 mod trace;
 
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use super::setup::no_such_model;
 use super::{CliError, OutputArguments};
 use crate::device::{Device, DeviceChoice, GemmLibrary};
 use crate::model::{Model, ModelConfig};
+use crate::parallel::{ShardedModel, World};
 
 #[derive(clap::Args)]
 pub struct BenchArguments {
@@ -35,8 +37,8 @@ enum BenchCommand {
 /// What every benchmark of a model takes.
 #[derive(clap::Args, Clone, Debug)]
 struct ModelArguments {
-    /// Hugging Face directory, or the name of a shape whose weights are drawn at random
-    #[arg(long, value_name = "DIR|NAME")]
+    /// Hugging Face directory; or a shape whose weights are drawn at random: its name, or a config.json
+    #[arg(long, value_name = "DIR|NAME|FILE")]
     model: PathBuf,
     /// Tokens of the longest sequence
     #[arg(long, value_name = "TOKENS")]
@@ -81,6 +83,11 @@ impl ModelArguments {
         if let Some(config) = self.model.to_str().and_then(ModelConfig::named) {
             return Ok(Subject::Shape(Box::new(config)));
         }
+        if self.model.is_file() {
+            let refused = |problem: String| CliError::Refused(format!("--model {}: {problem}", self.model.display()));
+            let text = std::fs::read_to_string(&self.model).map_err(|error| refused(error.to_string()))?;
+            return Ok(Subject::Shape(Box::new(ModelConfig::from_json(&text).map_err(refused)?)));
+        }
         if self.model.is_dir() {
             return Ok(Subject::Directory(self.model.clone()));
         }
@@ -89,12 +96,23 @@ impl ModelArguments {
 }
 
 impl Subject {
-    fn open<D: Device>(self, device: D) -> Result<Model<D>, CliError> {
+    fn open<D: Device>(&self, device: D) -> Result<Model<D>, CliError> {
         match self {
-            Subject::Directory(directory) => Model::load(device, &directory).map_err(CliError::refused),
+            Subject::Directory(directory) => Model::load(device, directory).map_err(CliError::refused),
             Subject::Shape(config) => {
                 config.check_on(&device).map_err(CliError::Refused)?;
-                Ok(Model::initialise(device, *config, 0))
+                Ok(Model::initialise(device, config.as_ref().clone(), 0))
+            }
+        }
+    }
+
+    /// The same weights in shards over all ranks.
+    fn open_sharded<D: Device>(&self, device: D, world: &World<D>) -> Result<ShardedModel<D>, CliError> {
+        match self {
+            Subject::Directory(directory) => ShardedModel::load(device, directory, world).map_err(CliError::refused),
+            Subject::Shape(config) => {
+                config.check_on(&device).map_err(CliError::Refused)?;
+                Ok(ShardedModel::initialise(device, config.as_ref().clone(), 0, world))
             }
         }
     }

@@ -131,7 +131,7 @@ fn measure<D: Device>(model: &Model<Traced<D>>, arguments: &RolloutArguments) ->
         prefill_tokens_per_second: (sequences * prompt_tokens) as f64 / (measured.prefill / 1e3),
         decode_ms_per_step: decode,
         decode_tokens_per_second: sequences as f64 / (decode.median / 1e3),
-        cache_bytes: model.memory_by_purpose().key_values_per_token * sequences * context,
+        cache_bytes: model.memory_by_purpose(false).key_values_per_token * sequences * context,
         memory: MemoryTable::of(model, None, sequences * context),
         prefill_phases_ms: trace::phase_times(prefill_spans, traced.prefill),
         decode_phases_ms: trace::phase_times(decode_spans, traced.decode[0]),
