@@ -294,7 +294,7 @@ fn what_cannot_be_is_refused_before_anything_starts() {
         assert!(!out.exists(), "{arguments:?} left something behind");
     };
     let two = ["--nodes", "2", "--node-rank", "0", "--coordinator", "127.0.0.1:31000"];
-    let with = |more: &[&str]| [&two[..], more].concat();
+    let with = |more: &[&'static str]| [&two[..], more].concat();
     refused(&["--nodes", "2"], &["which of them this one is", "--node-rank R"]);
     refused(&["--nodes", "0"], &["--nodes"]);
     refused(&["--nodes", "2", "--node-rank", "2", "--coordinator", "a:1"], &["node rank 2", "ranks count from 0"]);

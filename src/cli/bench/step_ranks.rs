@@ -27,12 +27,12 @@ pub fn run(
 ) -> Result<(), CliError> {
     let facts = Facts::without_run(settings(arguments), node.mesh.context());
     let places = node.join(run_file, "bench step")?;
-    ranks::run(places, |index, ranks| {
+    ranks::run(places, |index, ranks, kept| {
         // That clocks are apart does not matter here: no two of them are compared.
         let agreed = agree::compare(ranks, &facts)?;
         agreed.map_err(|difference| RankError::Agreed(CliError::Refused(difference)))?;
         let work = RankMeasuring { arguments, subject, devices: node.devices, output };
-        device::run_rank(arguments.model.device, run_file, index, ranks.clone(), node.mesh, work)
+        device::run_rank(arguments.model.device, run_file, index, ranks.clone(), node.mesh, kept, work)
     })
 }
 
