@@ -152,10 +152,15 @@ fn difference(found: &[f32], expected: &[f32]) -> f64 {
     (differences / square(&mut expected.iter().map(|value| f64::from(*value))).max(1e-300)).sqrt()
 }
 
-/// What a gradient may be off that of one device, L2 of the difference over L2, by name.
-type Allowed<'a> = &'a dyn Fn(&str) -> f64;
+/// What ranks may be off one device.
+struct Allowed<'a> {
+    /// A gradient by its name, as L2 of the difference over L2.
+    gradient: &'a dyn Fn(&str) -> f64,
+    /// The loss of later steps, as a share of it.
+    losses: f64,
+}
 
-fn check(what: &str, found: &Outcome, one: &Outcome, allowed: Allowed) {
+fn check(what: &str, found: &Outcome, one: &Outcome, allowed: &Allowed) {
     for (place, scores) in &found.scores {
         for (scores, expected) in scores.iter().zip(&one.scores[place]) {
             assert_same_bits(
@@ -171,11 +176,11 @@ fn check(what: &str, found: &Outcome, one: &Outcome, allowed: Allowed) {
     assert_eq!(found.gradients.keys().collect::<Vec<_>>(), one.gradients.keys().collect::<Vec<_>>(), "{what}");
     for (name, gradient) in &found.gradients {
         let difference = difference(gradient, &one.gradients[name]);
-        let allowed = allowed(name);
+        let allowed = (allowed.gradient)(name);
         assert!(difference <= allowed, "{what}: the gradient of {name} is off by {difference:.1e}, allowed are {allowed:.1e}");
     }
     for (step, (loss, expected)) in found.losses.iter().zip(&one.losses).enumerate() {
-        assert!((loss - expected).abs() <= 1e-4 * expected.abs(), "{what}: step {step} has loss {loss} for {expected}");
+        assert!((loss - expected).abs() <= allowed.losses * expected.abs(), "{what}: step {step} has loss {loss} for {expected}");
     }
 }
 
@@ -183,7 +188,8 @@ fn check(what: &str, found: &Outcome, one: &Outcome, allowed: Allowed) {
 ///
 /// Ranks regroup f32 sums of dK and dV, which moves few of their roundings to bf16. The layers below round what comes of it again, and
 /// what was 1e-5 of a tensor becomes 1e-3 after two of them. So a model of one layer is held to 1e-3, and a deeper one to what
-/// its gradients on one device are off those in f32.
+/// its gradients on one device are off those in f32. AdamW's first steps are little more than signs of gradients, and those near 0
+/// change theirs: its losses are held to 1e-3 instead of 1e-4.
 fn compare(config: ModelConfig, meshes: &[(usize, usize)], recompute: bool) {
     let Some(emulated) = Emulated::take() else { return };
     let layers = config.layers;
@@ -192,7 +198,10 @@ fn compare(config: ModelConfig, meshes: &[(usize, usize)], recompute: bool) {
     let one = on_one(CudaDevice::emulated(&settings(0), 0).expect("a device"), directory.path());
     let exact = on_one(CpuDevice::new(), directory.path());
     let rounding = |name: &str| difference(&one.gradients[name], &exact.gradients[name]);
-    let allowed = |name: &str| if layers == 1 { 1e-3 } else { rounding(name) };
+    let allowed = match layers {
+        1 => Allowed { gradient: &|_| 1e-3, losses: 1e-4 },
+        _ => Allowed { gradient: &rounding, losses: 1e-3 },
+    };
     assert!(one.losses[STEPS - 1] < one.losses[0], "nothing is learned: {:?}", one.losses);
     emulated.expect_no_findings();
     for (run, &(data, context)) in meshes.iter().enumerate() {
