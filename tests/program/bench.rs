@@ -43,7 +43,7 @@ fn a_step_is_measured_and_traced() {
     let trace: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
     let operations: Vec<&str> =
         trace["traceEvents"].as_array().unwrap().iter().filter_map(|event| event["name"].as_str()).collect();
-    for operation in ["forward", "attention", "attention_backward", "adamw"] {
+    for operation in ["forward", "block_attention", "block_attention_backward", "adamw"] {
         assert!(operations.contains(&operation), "{operation}: {operations:?}");
     }
 }
