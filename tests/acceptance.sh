@@ -3,8 +3,8 @@
 #   main-job   the quick start on three seeds, twice and with one thread; a run killed 20 times; the sandbox; refusals; and,
 #              with MODEL_135M=DIR (a Hugging Face directory of type qwen2), a real model
 #   long-sequence
-#              a training step of a sequence of 131,072 tokens (or LONGEST=TOKENS) over 8 processes: its memory, and its time against
-#              shorter ones
+#              a training step of a sequence of 131,072 tokens (or LONGEST=TOKENS, from 65536 on) over 8 processes: its memory, and its
+#              time against shorter ones
 # Prints one line per promise and stops at the first that does not hold.
 set -euo pipefail
 name=${1:?usage: tests/acceptance.sh main-job|long-sequence [WORK_DIR]}
