@@ -3,7 +3,8 @@
 #   main-job   the quick start on three seeds, twice and with one thread; a run killed 20 times; the sandbox; refusals; and,
 #              with MODEL_135M=DIR (a Hugging Face directory of type qwen2), a real model
 #   long-sequence
-#              a training step of a sequence of 131,072 tokens over 8 processes: its memory, and its time against shorter ones
+#              a training step of a sequence of 131,072 tokens (or LONGEST=TOKENS, from 65536 on) over 8 processes: its memory, and its
+#              time against shorter ones
 # Prints one line per promise and stops at the first that does not hold.
 set -euo pipefail
 name=${1:?usage: tests/acceptance.sh main-job|long-sequence [WORK_DIR]}
@@ -171,11 +172,13 @@ for kind, address in ((socket.SOCK_STREAM, ("1.1.1.1", 80)), (socket.SOCK_DGRAM,
 # One layer with two heads of 32, context parallel over 8 processes of one thread each, which find each other over TCP. The system
 # counts each process's memory and CPU time. A step is the long sequence and as many tokens in shorter ones (docs/benchmarks.md).
 long_sequence() {
+  local longest=${LONGEST:-131072}
   (cd "$root" && cargo build --release --quiet)
-  python3 - "$learner" "$work" <<'PY' || broken "a long sequence"
+  python3 - "$learner" "$work" "$longest" <<'PY' || broken "a long sequence"
 import json, os, secrets, socket, subprocess, sys
-learner, folder = sys.argv[1:]
-RANKS, HIDDEN, VOCABULARIES, CONTEXTS = 8, 64, (4096, 16384), (32768, 65536, 131072)
+learner, folder, longest = sys.argv[1:]
+RANKS, HIDDEN, VOCABULARIES = 8, 64, (4096, 16384)
+CONTEXTS = [int(longest) // part for part in (4, 2, 1)]
 environment = {**os.environ, "RAYON_NUM_THREADS": "1", "LEARNER_TOKEN": secrets.token_hex(16)}
 
 def free(port):
@@ -225,7 +228,7 @@ print(f"a vocabulary {large // small} times as large takes {growth / 1e6:.0f} MB
 assert growth < logits / 10, "memory grows with vocabulary x tokens"
 assert cpu[-1] <= 1.1 * cpu[0], "time grows faster than the attention area"
 PY
-  held "131,072 tokens over 8 processes: memory does not grow with vocabulary x tokens, nor time faster than the attention area"
+  held "$longest tokens over 8 processes: memory does not grow with vocabulary x tokens, nor time faster than the attention area"
 }
 
 main_job() {
