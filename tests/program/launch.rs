@@ -293,12 +293,13 @@ fn what_cannot_be_is_refused_before_anything_starts() {
         assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
         assert!(!out.exists(), "{arguments:?} left something behind");
     };
-    let two = ["--nodes", "2", "--node-rank", "0", "--coordinator", "127.0.0.1:31000"];
-    let with = |more: &[&'static str]| [&two[..], more].concat();
+    fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+        [&["--nodes", "2", "--node-rank", "0", "--coordinator", "127.0.0.1:31000"], more].concat()
+    }
     refused(&["--nodes", "2"], &["which of them this one is", "--node-rank R"]);
     refused(&["--nodes", "0"], &["--nodes"]);
     refused(&["--nodes", "2", "--node-rank", "2", "--coordinator", "a:1"], &["node rank 2", "ranks count from 0"]);
-    refused(&two, &["2 nodes and no token", "--token-file FILE or LEARNER_TOKEN"]);
+    refused(&with(&[]), &["2 nodes and no token", "--token-file FILE or LEARNER_TOKEN"]);
     refused(&with(&["--token-file", "/nonexistent"]), &["--token-file /nonexistent"]);
     refused(&with(&["--set", "parallel.context=3"]), &["parallel.context = 3", "does not divide the 2 ranks"]);
     refused(
