@@ -141,7 +141,8 @@ impl RankWork for RankMeasuring<'_> {
             scaling: Scaling::of(speed / count as f64, device, subject, arguments)?,
             notes: notes(arguments.model.device),
         };
-        Ok(if output.json { print_json(&report)? } else { print_text(&report.text())? })
+        let printed = if output.json { print_json(&report) } else { print_text(&report.text()) };
+        Ok(printed?)
     }
 }
 
