@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the project promises, at shell level: `tests/acceptance.sh NAME [WORK_DIR]`, from the root of a clone.
-#   main-job   the quick start on three seeds, twice and with one thread; a run killed 20 times; the sandbox; refusals; and,
+#   main-job   the quick start on three seeds, twice and with one thread; a run killed 50 times, and one of two ranks 10 times; the sandbox; refusals; and,
 #              with MODEL_135M=DIR (a Hugging Face directory of type qwen2), a real model
 #   long-sequence
 #              a training step of a sequence of 131,072 tokens (or LONGEST=TOKENS, from 65536 on) over 8 processes: its memory, and its
@@ -95,14 +95,47 @@ killed() {
   local start end
   start=$(date +%s%N); "$learner" -q --recipe smoke --out "$work/whole" > /dev/null; end=$(date +%s%N)
   local took=$(((end - start) / 1000000)) i pid
-  for i in $(seq 20); do
+  for i in $(seq 50); do
     "$learner" -q --recipe smoke --resume --out "$work/killed" > /dev/null 2>&1 & pid=$!
     sleep "$(python3 -c "import random; print(random.uniform(0, $took) / 4000)")"
     kill -9 $pid 2> /dev/null || true
     wait $pid 2> /dev/null || true
   done
   "$learner" -q --recipe smoke --resume --out "$work/killed" > /dev/null
-  held "killed 20 times and resumed: $(same_result "$work/whole" "$work/killed")"
+  held "killed 50 times and resumed: $(same_result "$work/whole" "$work/killed")"
+}
+
+# Starts one of two nodes on loopback in the background: two_nodes RANK OUT [FLAG...].
+two_nodes() {
+  local rank=$1 out=$2
+  shift 2
+  LEARNER_TOKEN=acceptance "$learner" -q --recipe smoke --nodes 2 --node-rank "$rank" --coordinator 127.0.0.1:29733 \
+    --out "$out" "$@" > /dev/null 2>&1 &
+}
+
+killed_ranks() {
+  rm -rf "$work/whole-2" "$work/killed-2"
+  local start end first second i pid
+  start=$(date +%s%N)
+  two_nodes 0 "$work/whole-2"; first=$!
+  two_nodes 1 "$work/whole-2"; second=$!
+  wait $first && wait $second || broken "two ranks that nothing happens to"
+  end=$(date +%s%N)
+  local took=$(((end - start) / 1000000))
+  for i in $(seq 10); do
+    two_nodes 0 "$work/killed-2" --resume; first=$!
+    two_nodes 1 "$work/killed-2" --resume; second=$!
+    sleep "$(python3 -c "import random; print(random.uniform(0, $took) / 2000)")"
+    # One at random; the other ends by itself.
+    if [ $((RANDOM % 2)) = 0 ]; then pid=$first; else pid=$second; fi
+    kill -9 $pid 2> /dev/null || true
+    wait $first 2> /dev/null || true
+    wait $second 2> /dev/null || true
+  done
+  two_nodes 0 "$work/killed-2" --resume; first=$!
+  two_nodes 1 "$work/killed-2" --resume; second=$!
+  wait $first && wait $second || broken "two ranks, killed 10 times, do not go on"
+  held "one of two ranks killed 10 times, both resumed: $(same_result "$work/whole-2" "$work/killed-2")"
 }
 
 real_model() {
@@ -235,6 +268,7 @@ main_job() {
   build
   quick_start
   killed
+  killed_ranks
   sandbox
   real_model
   (cd "$root" && cargo test --quiet --test program refusals 2>&1 | tail -n 3)

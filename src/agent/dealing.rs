@@ -340,4 +340,19 @@ mod tests {
             on_threads(2, |ranks| gather_in_order(&ranks, vec![(3 - ranks.rank(), 'a'), (ranks.rank(), 'b')]).unwrap());
         assert_eq!(gathered, [vec!['b', 'b', 'a', 'a'], vec!['b', 'b', 'a', 'a']]);
     }
+
+    /// What a broken model sampled ends a run of several ranks no sooner than a run of one.
+    #[test]
+    fn a_log_probability_that_is_no_number_reaches_all_ranks() {
+        let values = [-0.25, f32::NAN, f32::NEG_INFINITY];
+        let gathered = on_threads(2, |ranks| {
+            let mut transcript = crate::types::Transcript::default();
+            transcript.push_sampled(&[1, 2, 3], &values, 7);
+            gather_in_order(&ranks, vec![(ranks.rank(), transcript)]).unwrap()
+        });
+        for transcript in gathered.iter().flatten() {
+            assert_eq!(transcript.log_probs.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), values.map(f32::to_bits));
+        }
+        assert_eq!(gathered.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2]);
+    }
 }

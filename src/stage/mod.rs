@@ -90,7 +90,7 @@ pub struct Learner<D: Device> {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// Saved and stopped as asked; `--resume` goes on from here.
-    #[error("stopped; {steps} training steps are saved, an evaluation that was cut short will be made again")]
+    #[error("stopped; {steps} training steps are saved, an evaluation or a rollout that was cut short will be made again")]
     Stopped { steps: usize },
     #[error("{0}")]
     Failed(String),
@@ -153,7 +153,7 @@ pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>, log: Option<M
 
 fn go_through<D: Device>(context: &Context, learner: &mut Learner<D>, log: Option<MetricsLog>) -> Result<Summary, RunError> {
     let folder = context.directory.join("checkpoints");
-    let checkpoints = CheckpointWriter::open(folder, context.settings.checkpoint.keep, context.ranks)?;
+    let checkpoints = CheckpointWriter::open(folder, context.settings.checkpoint.keep, context.ranks, context.progress)?;
     let mut run = Run { context, learner, checkpoints, log };
     match run.go_on() {
         Err(RunError::Rollout(RolloutError::Stopped)) => Err(run.save_and_stop()?),
@@ -276,9 +276,9 @@ impl<D: Device> Run<'_, D> {
         Ok(Counters { executed: counts[0] as u64, remembered: counts[1] as u64 })
     }
 
-    /// Between two steps: marks a checkpoint that has been written meanwhile, and ends the run if it was asked to stop.
+    /// Between two steps: ends the run if a checkpoint could not be written, or if it was asked to stop.
     fn pause(&mut self) -> Result<(), RunError> {
-        self.checkpoints.mark_if_written()?;
+        self.checkpoints.check()?;
         match self.context.ranks.any((self.context.stop)())? {
             true => Err(RunError::Rollout(RolloutError::Stopped)),
             false => Ok(()),

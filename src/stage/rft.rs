@@ -146,20 +146,17 @@ impl<D: Device> Run<'_, D> {
     fn demonstrations(&mut self) -> Result<Vec<Episode>, RunError> {
         let ranks = self.context.ranks;
         let path = self.episodes_folder()?.join("demonstrations.jsonl");
-        let found = match ranks.first().then(|| std::fs::read_to_string(&path)) {
-            Some(Ok(text)) => Some(text),
-            Some(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => return Err(FileError::new(&path, error).into()),
-            _ => None,
-        };
-        let stored = match ranks.broadcast(Some(&found))? {
-            Some(text) => text,
-            None => {
-                let stored = self.run_demonstrations()?;
-                if ranks.first() {
-                    write_atomically(&path, stored.as_bytes())?;
-                }
-                stored
+        let file_error = |error| FileError::new(&path, error);
+        let found = ranks.first().then(|| path.try_exists()).transpose().map_err(file_error)?;
+        let stored = if ranks.broadcast(found.as_ref())? {
+            // All ranks share the folder: what may be gigabytes need not travel between them.
+            std::fs::read_to_string(&path).map_err(file_error)?
+        } else {
+            let stored = self.run_demonstrations()?;
+            if ranks.first() {
+                write_atomically(&path, stored.as_bytes())?;
             }
+            stored
         };
         let broken = |reason: String| {
             RunError::Failed(format!("{}: {reason}; remove the file and resume to make it again", path.display()))

@@ -237,7 +237,8 @@ impl<D: Device> Run<'_, D> {
         })
     }
 
-    /// The episodes of a step. A request to stop lets the step end first.
+    /// The episodes of a step. A request to stop ends it, for it may take longer than whoever asks will wait: nothing of it is kept,
+    /// and what is sampled again on resume is the same.
     fn roll_out(&mut self, tasks: &[&Task], step: usize) -> Result<Vec<Episode>, RunError> {
         let settings = &self.context.settings;
         let total = tasks.len() * settings.rl.group_size;
@@ -251,7 +252,7 @@ impl<D: Device> Run<'_, D> {
             version: self.learner.state.version(),
         };
         let mut engine = builtin_engine(self.context, self.learner.trainer.sampler()?);
-        Ok(rollout(self.context).collect(&mut engine, &work, &mut show(&*phase, "pass"), &|| false)?)
+        Ok(rollout(self.context).collect(&mut engine, &work, &mut show(&*phase, "pass"), self.context.stop)?)
     }
 
     /// Trains on the samples of one rollout.

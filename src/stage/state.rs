@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evaluate::Evaluation;
 use crate::grader::Counters;
-use crate::types::Episode;
+use crate::types::{Episode, exact};
 
 /// The points of a run, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +33,8 @@ pub struct RunState {
     pub evaluations: BTreeMap<String, Evaluation>,
     /// SHA-256 of all tasks of the run: a resumed run must see the same.
     pub tasks_sha256: String,
-    /// Largest difference seen between sampled and recomputed log-probabilities.
+    /// Largest difference seen between sampled and recomputed log-probabilities; infinite if either was.
+    #[serde(with = "exact")]
     pub mismatch_max: f64,
     /// Verdicts that came from running tests, and verdicts remembered from an equal run before.
     pub verdicts_executed: u64,
@@ -89,5 +90,19 @@ impl RunState {
     pub fn count_faults(&mut self, episodes: &[Episode]) {
         self.wall_limit_hits += episodes.iter().filter(|episode| episode.counts.wall_limit_hit).count() as u64;
         self.episodes_lost += episodes.iter().filter(|episode| episode.verdict.infrastructure()).count() as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_with_a_mismatch_beyond_all_bounds_can_be_read_again() {
+        for mismatch_max in [0.1, f64::INFINITY, f64::NAN] {
+            let state = RunState { mismatch_max, ..RunState::start("these".into()) };
+            let read: RunState = serde_json::from_slice(&serde_json::to_vec_pretty(&state).unwrap()).unwrap();
+            assert_eq!(read.mismatch_max.to_bits(), mismatch_max.to_bits());
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::files::FileError;
+use crate::types::sync_folder;
 
 pub struct MetricsLog {
     path: PathBuf,
@@ -22,6 +23,8 @@ impl MetricsLog {
     pub fn open(path: &Path, keep: usize) -> Result<MetricsLog, FileError> {
         let error = |source| FileError::new(path, source);
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(error)?;
+        // A file that is new lasts only with its entry in the folder.
+        sync_folder(path.parent().unwrap_or(Path::new("."))).map_err(error)?;
         let mut reader = BufReader::new(&mut file);
         let mut bytes = 0;
         for line in 0..keep {

@@ -79,6 +79,21 @@ impl<D: Device> AdamW<D> {
         AdamW { settings, device: device.clone(), steps: 0, ranges, moments }
     }
 
+    /// No moments, no steps taken, in the memory that is there: at no time are there two optimizers.
+    pub(super) fn reset(&mut self, settings: AdamWSettings) {
+        (self.settings, self.steps) = (settings, 0);
+        match &mut self.moments {
+            Moments::Device(pairs) => {
+                for moment in pairs.iter_mut().flat_map(|Pair { first, second }| [first, second]) {
+                    self.device.clear(moment, self.device.length(moment));
+                }
+            }
+            Moments::Host(_, pairs) => {
+                pairs.iter_mut().flat_map(|Pair { first, second }| [first, second]).for_each(|moment| moment.fill(0.0));
+            }
+        }
+    }
+
     /// Steps taken so far.
     pub fn steps(&self) -> u64 {
         self.steps

@@ -114,7 +114,6 @@ pub struct Trainer<D: Device> {
     policy: Policy<D>,
     optimizer: AdamW<D>,
     world: World<D>,
-    moments: MomentPlace,
 }
 
 /// What a policy step needs beside samples.
@@ -128,8 +127,7 @@ pub struct PolicySettings<'a> {
 impl<D: Device> Trainer<D> {
     pub fn new(mut policy: Policy<D>, world: World<D>, optimizer: AdamWSettings, step: &StepSettings) -> Trainer<D> {
         let device = policy.device().clone();
-        let moments = step.moments();
-        Trainer { optimizer: AdamW::new(&device, policy.pieces(), optimizer, moments), policy, world, moments }
+        Trainer { optimizer: AdamW::new(&device, policy.pieces(), optimizer, step.moments()), policy, world }
     }
 
     pub fn policy(&self) -> &Policy<D> {
@@ -147,8 +145,7 @@ impl<D: Device> Trainer<D> {
 
     /// Starts a stage: no moments, no steps taken.
     pub fn reset_optimizer(&mut self, optimizer: AdamWSettings) {
-        let device = self.policy.device().clone();
-        self.optimizer = AdamW::new(&device, self.policy.pieces(), optimizer, self.moments);
+        self.optimizer.reset(optimizer);
     }
 
     /// What this rank writes of a checkpoint of this moment.

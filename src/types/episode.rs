@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::exact;
+
 /// Token ids of one episode with what training needs to know of each. All four lists have the same length.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Transcript {
@@ -9,7 +11,9 @@ pub struct Transcript {
     pub ids: Vec<u32>,
     /// `[tokens]` true exactly on tokens the policy sampled.
     pub sampled: Vec<bool>,
-    /// `[tokens]` natural log-probability at sampling time; 0 where not sampled.
+    /// `[tokens]` natural log-probability at sampling time; 0 where not sampled. Of a broken model it may be no number, which must
+    /// come to all ranks as it does to one.
+    #[serde(with = "exact::list")]
     pub log_probs: Vec<f32>,
     /// `[tokens]` number of the weights (optimizer steps taken) that sampled the token; 0 where not sampled.
     pub versions: Vec<u32>,

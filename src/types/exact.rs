@@ -1,4 +1,5 @@
-//! Floats as their bits, so that they come through JSON whatever they are: `#[serde(with = "exact")]`.
+//! Floats as their bits, so that they come through JSON whatever they are: `#[serde(with = "exact")]`, and for many f32
+//! `#[serde(with = "exact::list")]`. Bits are also read and written faster than a float's shortest decimals.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -8,6 +9,19 @@ pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::
 
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     u64::deserialize(deserializer).map(f64::from_bits)
+}
+
+/// A list of f32.
+pub mod list {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(values: &[f32], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(values.iter().map(|value| value.to_bits()))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
+        Ok(Vec::<u32>::deserialize(deserializer)?.into_iter().map(f32::from_bits).collect())
+    }
 }
 
 #[cfg(test)]

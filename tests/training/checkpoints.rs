@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use learner::device::CpuDevice;
-use learner::model::Model;
-use learner::parallel::{ShardedModel, World};
-use learner::train::{CheckpointWriter, Checkpoints, Policy, Trainer};
+use learner::parallel::{Ranks, World};
+use learner::train::{CheckpointWriter, Checkpoints, StepSettings, Trainer};
+use learner::types::{Phase, Progress, Silent};
 
-use crate::support::{Tensors, largest_difference, on_ranks, optimizer, samples, settings, tensors, trainer};
+use crate::support::{self, Tensors, largest_difference, on_ranks, optimizer, samples, settings, tensors, trainer};
 
 const LENGTHS: [usize; 5] = [30, 12, 55, 9, 21];
 
@@ -22,13 +22,21 @@ fn save(trainer: &mut Trainer<CpuDevice>, writer: &mut CheckpointWriter, step: u
     writer.save(step, snapshot, b"{}", &step).expect("the one before is written");
 }
 
+fn open<'a>(folder: &Path, ranks: &Ranks) -> CheckpointWriter<'a> {
+    CheckpointWriter::open(folder.to_path_buf(), 2, ranks, &Silent).expect("a folder")
+}
+
+fn latest(folder: &Path) -> Option<usize> {
+    Checkpoints::new(folder.to_path_buf(), 2).latest().expect("a folder").map(|(_, step)| step)
+}
+
 /// Takes three steps on `ranks` ranks and saves; returns the weights.
 fn write(folder: &Path, ranks: usize) -> Tensors {
     on_ranks(ranks, 1, |world| {
         let ranks = world.ranks.clone();
         let mut trainer = trainer(world, &settings(64));
         steps(&mut trainer, 0..3);
-        let mut writer = CheckpointWriter::open(folder.to_path_buf(), 2, &ranks).expect("a folder");
+        let mut writer = open(folder, &ranks);
         save(&mut trainer, &mut writer, 3);
         let tensors = tensors(&mut trainer);
         writer.wait().expect("written");
@@ -40,11 +48,7 @@ fn write(folder: &Path, ranks: usize) -> Tensors {
 fn load(world: World<CpuDevice>, folder: &Path) -> Trainer<CpuDevice> {
     let (path, step) = Checkpoints::new(folder.to_path_buf(), 2).latest().expect("a folder").expect("a checkpoint");
     assert_eq!(Checkpoints::load_state::<usize>(&path).expect("a state"), step);
-    let policy = match world.ranks.ranks() {
-        1 => Policy::whole(Model::load(CpuDevice::new(), &path).expect("weights")),
-        _ => Policy::sharded(ShardedModel::load(CpuDevice::new(), &path, &world).expect("weights")),
-    };
-    let mut trainer = Trainer::new(policy, world, optimizer(), &settings(64));
+    let mut trainer = Trainer::new(support::load(&world, &path), world, optimizer(), &settings(64));
     trainer.restore_optimizer(&path).expect("moments");
     trainer
 }
@@ -104,21 +108,17 @@ fn training_goes_on_while_a_checkpoint_is_written() {
     let at_four = on_ranks(3, 1, |world| {
         let ranks = world.ranks.clone();
         let mut trainer = trainer(world, &settings(64));
-        let mut writer = CheckpointWriter::open(folder.path().to_path_buf(), 2, &ranks).expect("a folder");
+        let mut writer = open(folder.path(), &ranks);
         steps(&mut trainer, 0..2);
         save(&mut trainer, &mut writer, 2);
         steps(&mut trainer, 2..4);
         let at_four = tensors(&mut trainer);
         save(&mut trainer, &mut writer, 4);
-        let latest = || Checkpoints::new(folder.path().to_path_buf(), 2).latest().expect("a folder").map(|(_, step)| step);
-        assert!(latest() >= Some(2), "saving waits for the one before");
+        assert!(latest(folder.path()) >= Some(2), "saving waits for the one before");
         steps(&mut trainer, 4..5);
-        let mut rounds = 0;
-        while latest() < Some(4) || rounds == 0 {
-            writer.mark_if_written().expect("all ranks are there");
-            // All ranks come to the same end, for they see the folder at the same moment.
-            ranks.barrier().expect("all ranks are there");
-            rounds += 1;
+        // It counts once it is written, whatever training is at: nothing is asked of the writer any more.
+        while latest(folder.path()) < Some(4) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
         at_four
     });
@@ -132,27 +132,22 @@ fn a_rank_that_cannot_write_says_which_file_and_the_older_checkpoint_stays() {
     let errors = on_ranks(2, 1, |world| {
         let ranks = world.ranks.clone();
         let mut trainer = trainer(world, &settings(64));
-        let mut writer = CheckpointWriter::open(folder.path().to_path_buf(), 2, &ranks).expect("a folder");
+        let mut writer = open(folder.path(), &ranks);
         steps(&mut trainer, 0..1);
         save(&mut trainer, &mut writer, 1);
         writer.wait().expect("written");
         // Something is in the way of rank 1's file.
-        let obstacle = folder.path().join("step-00000002.partial/optimizer-00002-of-00002.safetensors");
+        let obstacle = writer.partial(2).join("optimizer-00002-of-00002.safetensors");
         std::fs::create_dir_all(&obstacle).expect("a folder");
         steps(&mut trainer, 1..2);
         save(&mut trainer, &mut writer, 2);
-        let error = writer.wait().map_err(|error| error.to_string());
-        if let Err(reason) = &error {
-            ranks.abort(reason);
-        }
-        error.expect_err("the checkpoint cannot be whole")
+        writer.wait().expect_err("the checkpoint cannot be whole").to_string()
     });
     for error in &errors {
         assert!(error.contains("optimizer-00002-of-00002.safetensors"), "{error}");
     }
     assert!(errors[0].contains("rank 1"), "{errors:?}");
-    let latest = Checkpoints::new(folder.path().to_path_buf(), 2).latest().expect("a folder");
-    assert_eq!(latest.map(|(_, step)| step), Some(1));
+    assert_eq!(latest(folder.path()), Some(1));
     let found = on_ranks(1, 1, |world| load(world, folder.path()).policy().parameter_count());
     assert!(found[0] > 0);
 }
@@ -181,23 +176,98 @@ fn damaged_moments_are_refused_by_name() {
     on_ranks(1, 1, |world| trainer(world, &settings(64)).restore_optimizer(&place).expect("whole again"));
 }
 
-/// A folder stands where the moments are to be written, after the weights have been.
+/// Remembers what it is warned of.
+#[derive(Default)]
+struct Warnings(std::sync::Mutex<Vec<String>>);
+
+impl Progress for Warnings {
+    fn header(&self, _: &str, _: &[(String, String)]) {}
+    fn phase(&self, name: &str, total: Option<u64>) -> Box<dyn Phase> {
+        Silent.phase(name, total)
+    }
+    fn line(&self, _: &str) {}
+    fn detail(&self, _: &str) {}
+    fn note(&self, _: &str) {}
+    fn warn(&self, text: &str) {
+        self.0.lock().expect("no test panics here").push(text.to_owned());
+    }
+    fn table(&self, _: &str, _: &[&str], _: &[Vec<String>]) {}
+    fn curve(&self, _: &str, _: &str, _: &[(f64, f64)], _: &[(f64, f64)]) {}
+}
+
 #[test]
-fn a_rank_that_cannot_write_its_part_leaves_no_large_file_and_no_checkpoint() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let partial = folder.path().join("step-00000003.partial");
-    let obstacle = partial.join("optimizer-00001-of-00001.safetensors");
+fn an_old_checkpoint_that_cannot_be_removed_is_a_warning_and_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let warnings = Warnings::default();
+    let said = || std::mem::take(&mut *warnings.0.lock().expect("no test panics here"));
     on_ranks(1, 1, |world| {
         let ranks = world.ranks.clone();
         let mut trainer = trainer(world, &settings(64));
-        let mut writer = CheckpointWriter::open(folder.path().to_path_buf(), 2, &ranks).expect("a folder");
-        std::fs::create_dir_all(&obstacle).expect("an obstacle");
+        let mut writer = CheckpointWriter::open(folder.path().to_path_buf(), 1, &ranks, &warnings).expect("a folder");
+        save(&mut trainer, &mut writer, 1);
+        writer.wait().expect("written");
+        // No file, so it cannot be removed as one.
+        let mark = folder.path().join("step-00000001/DONE");
+        std::fs::remove_file(&mark).expect("a mark");
+        std::fs::create_dir(&mark).expect("a folder in its place");
+        save(&mut trainer, &mut writer, 2);
+        writer.wait().expect("written");
+        let warned = said();
+        assert!(warned.len() == 1 && warned[0].contains("step-00000001"), "{warned:?}");
+        std::fs::remove_dir(&mark).expect("an empty folder");
         save(&mut trainer, &mut writer, 3);
-        let problem = writer.wait().expect_err("it cannot be written").to_string();
-        assert!(problem.contains("optimizer-00001-of-00001.safetensors"), "{problem}");
-        writer.wait().expect("nothing is waited for any more");
+        writer.wait().expect("written");
     });
-    let left: Vec<_> = std::fs::read_dir(&partial).expect("the folder").map(|entry| entry.expect("an entry").path()).collect();
-    assert_eq!(left, [obstacle]);
-    assert_eq!(Checkpoints::new(folder.path().to_path_buf(), 2).latest().expect("a folder"), None);
+    assert_eq!(said(), Vec::<String>::new());
+    let left: Vec<_> = folder.path().read_dir().unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(left, ["step-00000003"]);
+}
+
+/// A start of a larger world that was frozen and taken for dead goes on writing while the next start is at work.
+#[test]
+fn two_starts_of_a_run_share_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let save_on = |world: World<CpuDevice>| {
+        let ranks = world.ranks.clone();
+        let mut trainer = trainer(world, &settings(64));
+        steps(&mut trainer, 0..1);
+        let mut writer = open(folder.path(), &ranks);
+        let partial = writer.partial(1);
+        save(&mut trainer, &mut writer, 1);
+        writer.wait().expect("a checkpoint that an earlier start has made ends no run");
+        (partial, tensors(&mut trainer))
+    };
+    let frozen = on_ranks(4, 1, save_on);
+    let later = on_ranks(2, 1, save_on);
+    assert!(frozen.iter().all(|(partial, _)| partial == &frozen[0].0));
+    assert_ne!(frozen[0].0, later[0].0);
+    let place = folder.path().join("step-00000001");
+    let found = on_ranks(1, 1, |world| tensors(&mut load(world, folder.path()))).remove(0);
+    assert_eq!(found, frozen[0].1, "the first one stays");
+    assert!(folder.path().read_dir().unwrap().flatten().all(|entry| entry.path() == place), "and nothing of the other");
+
+    std::fs::copy(place.join("optimizer-00001-of-00004.safetensors"), place.join("optimizer-00001-of-00002.safetensors"))
+        .unwrap();
+    let refuse = |world| trainer(world, &settings(64)).restore_optimizer(&place).unwrap_err().to_string();
+    let error = on_ranks(1, 1, refuse).remove(0);
+    assert!(error.contains("optimizer-00001-of-00002.safetensors") && error.contains("4 ranks"), "{error}");
+}
+
+#[test]
+fn an_optimizer_that_is_reset_is_a_new_one() {
+    let reset = |world: World<CpuDevice>, used: bool, offload_optimizer: bool| {
+        let settings = StepSettings { offload_optimizer, ..settings(64) };
+        let mut trainer = trainer(world, &settings);
+        if used {
+            // At a rate of 0 only the moments change.
+            trainer.imitation_step(&samples(&LENGTHS, 0), 0.0, &settings).expect("all ranks are there");
+            trainer.reset_optimizer(optimizer());
+        }
+        trainer.imitation_step(&samples(&LENGTHS, 1), 1e-3, &settings).expect("all ranks are there");
+        tensors(&mut trainer)
+    };
+    for offload in [false, true] {
+        let both = [true, false].map(|used| on_ranks(2, 1, |world| reset(world, used, offload)));
+        assert_eq!(both[0], both[1]);
+    }
 }

@@ -1,6 +1,7 @@
 //! A whole run, cut to seconds: several ranks find what one finds.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use learner::config::Layers;
 use learner::device::CpuDevice;
@@ -12,11 +13,11 @@ use learner::sandbox::{RunResult, RunVerdict, TestRequest, TestRun, Tier};
 use learner::stage::{Context, Learner, RunError, RunState, Summary, run};
 use learner::task::{builtin, builtin_tokenizer, builtin_tokenizer_json};
 use learner::text::ChatFormat;
-use learner::train::{MetricsLog, Trainer};
+use learner::train::{Checkpoints, MetricsLog, Trainer};
 use learner::types::Silent;
 use serde_json::Value;
 
-use crate::support::{on_ranks, policy, tiny};
+use crate::support::{load, on_ranks, policy, tiny};
 
 const SHORT: [&str; 10] = [
     "rft.candidates=30",
@@ -55,7 +56,7 @@ fn stand_in(request: &TestRequest) -> TestRun {
     }
 }
 
-/// One rank's run. `stop` is asked as the run asks it.
+/// One rank's run, from its newest checkpoint if there is one. `stop` is asked as the run asks it.
 fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + Sync)) -> Result<Summary, RunError> {
     let mut layers = Layers::from_recipe("smoke").expect("a recipe");
     SHORT.iter().for_each(|setting| layers.set(setting).expect("a setting"));
@@ -64,9 +65,19 @@ fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + S
     let (pools, tokenizer) = (builtin().expect("pools"), builtin_tokenizer().expect("a tokenizer"));
     let config = ModelConfig { vocabulary: tokenizer.vocabulary_size(), max_positions: 1024, ..tiny() };
     let ranks: Ranks = world.ranks.clone();
-    let trainer = Trainer::new(policy(&world, config, 3), world, settings.rft.optimizer, &settings.step);
-    let mut learner = Learner { trainer, state: RunState::start("these".into()) };
-    let log = ranks.first().then(|| MetricsLog::open(&folder.join("metrics.jsonl"), 0).expect("a log"));
+    let checkpoint = Checkpoints::new(folder.join("checkpoints"), 2).latest().expect("a folder").map(|(path, _)| path);
+    let (state, policy) = match &checkpoint {
+        None => (RunState::start("these".into()), policy(&world, config, 3)),
+        Some(path) => (Checkpoints::load_state(path).expect("a state"), load(&world, path)),
+    };
+    let optimizer = if state.rl_steps > 0 { settings.rl.optimizer } else { settings.rft.optimizer };
+    let mut trainer = Trainer::new(policy, world, optimizer, &settings.step);
+    if let Some(path) = &checkpoint {
+        trainer.restore_optimizer(path).expect("moments");
+    }
+    let lines = state.metrics_lines;
+    let mut learner = Learner { trainer, state };
+    let log = ranks.first().then(|| MetricsLog::open(&folder.join("metrics.jsonl"), lines).expect("a log"));
     let grader = Grader::with_runner(stand_in, run_file.grader.clone());
     let context = Context {
         ranks: &ranks,
@@ -140,21 +151,36 @@ fn several_ranks_find_what_one_finds() {
     }
 }
 
+/// Asked in the middle of fine-tuning and in the middle of a rollout, whose episodes are then drawn again, on one rank alone.
 #[test]
-fn a_rank_that_is_asked_to_stop_ends_all_with_a_checkpoint() {
-    let folder = tempfile::tempdir().unwrap();
-    let results = on_ranks(2, 1, |world| {
-        let rank = world.ranks.rank();
-        let asked = std::sync::atomic::AtomicUsize::new(0);
-        let stop = || {
-            rank == 1 && folder.path().join("episodes/demonstrations.jsonl").exists() && {
-                asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= 4
-            }
-        };
-        run_rank(world, folder.path(), &stop)
-    });
-    for result in results {
-        assert!(matches!(result, Err(RunError::Stopped { steps: 1.. })), "{result:?}");
+fn a_rank_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_they_go_on_to_the_same_end() {
+    let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
+    let (whole, stopped) = (folders[0].path(), folders[1].path());
+    let straight = on_ranks(2, 1, |world| run_rank(world, whole, &|| false).expect("a whole run")).remove(0);
+    let noted = |what: &str| std::fs::read_to_string(stopped.join("metrics.jsonl")).is_ok_and(|text| text.contains(what));
+    // (what must have been noted, how often it is then asked for nothing, the steps that are saved). Between two steps it is asked
+    // once; so the second time after the evaluation behind the first step of RL is within the rollout of the second.
+    for (after, more, saved) in [("\"rft\"", 3, None), ("\"rl_step_1\"", 1, Some(13))] {
+        let results = on_ranks(2, 1, |world| {
+            let (rank, asked) = (world.ranks.rank(), AtomicUsize::new(0));
+            run_rank(world, stopped, &|| rank == 1 && noted(after) && asked.fetch_add(1, Ordering::Relaxed) >= more)
+        });
+        let latest = Checkpoints::new(stopped.join("checkpoints"), 2).latest().unwrap().expect("a checkpoint").1;
+        for result in results {
+            assert!(
+                matches!(result, Err(RunError::Stopped { steps: 1.. }) if saved.is_none_or(|saved| saved == latest)),
+                "{result:?}"
+            );
+            assert!(matches!(result, Err(RunError::Stopped { steps }) if steps == latest), "{result:?} with checkpoint {latest}");
+        }
     }
-    assert!(folder.path().join("checkpoints").read_dir().unwrap().flatten().all(|entry| entry.path().join("DONE").exists()));
+    let resumed = on_ranks(2, 1, |world| run_rank(world, stopped, &|| false).expect("a whole run")).remove(0);
+    assert_eq!(resumed.weights_sha256, straight.weights_sha256);
+    assert_eq!(resumed.evaluation, straight.evaluation);
+    let timeless = |folder: &Path| {
+        let mut lines = metrics(folder);
+        lines.iter_mut().for_each(|line| drop(line.as_object_mut().expect("an object").remove("seconds")));
+        lines
+    };
+    assert_eq!(timeless(stopped), timeless(whole));
 }

@@ -1,5 +1,7 @@
 //! A tiny model, samples for it, and worlds of threads.
 
+use std::path::Path;
+
 use learner::device::CpuDevice;
 use learner::model::{Family, Model, ModelConfig};
 use learner::parallel::{Mesh, Ranks, ShardedModel, World};
@@ -70,6 +72,14 @@ pub fn policy(world: &World<CpuDevice>, config: ModelConfig, seed: u64) -> Polic
     match world.ranks.ranks() {
         1 => Policy::whole(Model::initialise(CpuDevice::new(), config, seed)),
         _ => Policy::sharded(ShardedModel::initialise(CpuDevice::new(), config, seed, world)),
+    }
+}
+
+/// The policy of a checkpoint, likewise.
+pub fn load(world: &World<CpuDevice>, checkpoint: &Path) -> Policy<CpuDevice> {
+    match world.ranks.ranks() {
+        1 => Policy::whole(Model::load(CpuDevice::new(), checkpoint).expect("weights")),
+        _ => Policy::sharded(ShardedModel::load(CpuDevice::new(), checkpoint, world).expect("weights")),
     }
 }
 

@@ -6,13 +6,13 @@
 //!   model.safetensors                              the weights; model-00001-of-00004.safetensors and so on with an index,
 //!                                                  if several ranks wrote them
 //!   optimizer-00001-of-00004.safetensors           Adam's moments of the parts that rank 0 of 4 changes, and so on
-//!   state.json                                     where the run is
+//!   state.json                                     where the run is, and how many ranks wrote this
 //!   DONE                                           written last: without it the folder does not count
 //! ```
 //!
 //! Training waits for a copy in the host's memory, no longer: a thread of each rank writes that rank's files under a temporary
-//! name (`writer.rs`). When all ranks have written and synced theirs, rank 0 renames the folder and only then marks it; an older
-//! one loses its mark before it loses its files. So the newest marked folder is always whole.
+//! name that no other start of the run has (`writer.rs`). When all ranks have written and synced theirs, rank 0 renames the folder
+//! and only then marks it; an older one loses its mark before it loses its files. So the newest marked folder is always whole.
 //!
 //! The copy takes, per rank of `n`, 12 bytes for each `n`th of the parameters: the f32 weights it writes (whole tensors, so
 //! somewhat more or less of them) and both moments of its own parts; while it is made, also the largest tensor.
@@ -78,11 +78,15 @@ pub enum CheckpointError {
     Model(#[from] ModelError),
     #[error("{}: {reason}", path.display())]
     Broken { path: PathBuf, reason: String },
+    /// Another rank could not write its part, or rank 0 not make a checkpoint of the parts.
+    #[error("rank {rank}: {reason}")]
+    Elsewhere { rank: usize, reason: String },
     #[error(transparent)]
     Ranks(#[from] CollectiveError),
 }
 
 /// The `checkpoints` folder of a run.
+#[derive(Clone)]
 pub struct Checkpoints {
     folder: PathBuf,
     keep: usize,
@@ -90,6 +94,25 @@ pub struct Checkpoints {
 
 const MARK: &str = "DONE";
 const STATE: &str = "state.json";
+
+/// The content of `state.json`.
+#[derive(Serialize, Deserialize)]
+struct Stored<S> {
+    /// That wrote the checkpoint: says which files are of it.
+    ranks: usize,
+    run: S,
+}
+
+impl<S: DeserializeOwned> Stored<S> {
+    fn read(checkpoint: &Path) -> Result<Stored<S>, CheckpointError> {
+        let path = checkpoint.join(STATE);
+        let text = fs::read(&path).map_err(|source| FileError::new(&path, source))?;
+        serde_json::from_slice(&text).map_err(|error| {
+            let reason = format!("{error}: damaged, or of an older layout; start another run from this folder with --model");
+            CheckpointError::Broken { path, reason }
+        })
+    }
+}
 
 impl Checkpoints {
     pub fn new(folder: PathBuf, keep: usize) -> Checkpoints {
@@ -106,52 +129,43 @@ impl Checkpoints {
         self.folder.join(format!("step-{step:08}"))
     }
 
-    /// Where its files are until all of them are whole.
-    fn partial(&self, step: usize) -> PathBuf {
-        self.folder.join(format!("step-{step:08}.partial"))
+    /// Creates the folder so that it lasts.
+    fn create(&self) -> Result<(), FileError> {
+        let parent = self.folder.parent().unwrap_or(Path::new("."));
+        let create = || fs::create_dir_all(&self.folder).and_then(|()| sync_folder(parent));
+        create().map_err(|source| FileError::new(&self.folder, source))
     }
 
-    /// Makes a checkpoint of files that are all written and synced, and removes those that are no longer kept.
-    fn commit(&self, step: usize) -> Result<(), CheckpointError> {
-        let (partial, place) = (self.partial(step), self.place(step));
+    /// Makes checkpoint `step` of the files in `partial`, which are all written and synced.
+    ///
+    /// If it is there already, the new files are left to [`Checkpoints::tidy`]: an earlier start, frozen as it was about to do this
+    /// and taken for dead, has done it after all. A run is a pure function of its settings, so either is as good.
+    fn commit(&self, partial: &Path, step: usize) -> Result<(), CheckpointError> {
+        let place = self.place(step);
         if place.join(MARK).exists() {
-            return Err(CheckpointError::Broken { path: place, reason: "is already a whole checkpoint".into() });
+            return Ok(());
         }
         remove_folder(&place)
-            .and_then(|()| sync_folder(&partial))
-            .and_then(|()| fs::rename(&partial, &place))
+            .and_then(|()| sync_folder(partial))
+            .and_then(|()| fs::rename(partial, &place))
             .and_then(|()| sync_folder(&self.folder))
             .map_err(|source| FileError::new(&place, source))?;
-        write_atomically(&place.join(MARK), b"")?;
-        self.prune()
+        Ok(write_atomically(&place.join(MARK), b"")?)
     }
 
     /// Reads the state noted in a checkpoint.
     pub fn load_state<S: DeserializeOwned>(path: &Path) -> Result<S, CheckpointError> {
-        let path = path.join(STATE);
-        let text = fs::read(&path).map_err(|source| FileError::new(&path, source))?;
-        serde_json::from_slice(&text).map_err(|error| CheckpointError::Broken { path, reason: error.to_string() })
+        Ok(Stored::read(path)?.run)
     }
 
-    /// Removes what an interrupted save or removal left behind. Called once when a run starts.
-    pub fn sweep(&self) -> Result<(), CheckpointError> {
-        let unmarked = |path: &PathBuf| !path.join(MARK).exists();
-        for (path, _) in self.list()?.into_iter().filter(|(path, _)| unmarked(path)) {
-            remove_folder(&path).map_err(|source| FileError { path, source })?;
-        }
-        for entry in self.entries()?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "partial")) {
-            remove_folder(&entry).map_err(|source| FileError { path: entry, source })?;
-        }
-        Ok(())
-    }
-
-    fn prune(&self) -> Result<(), CheckpointError> {
-        let mut whole: Vec<_> = self.list()?.into_iter().filter(|(path, _)| path.join(MARK).exists()).collect();
-        whole.truncate(whole.len().saturating_sub(self.keep));
-        for (path, _) in whole {
-            remove_folder(&path).map_err(|source| FileError { path, source })?;
-        }
-        Ok(())
+    /// Removes all but the newest whole checkpoints that are kept: older ones, and what an interrupted save or removal left behind.
+    /// No checkpoint is being written meanwhile. Returns what could not be removed and why: that takes room, but breaks nothing.
+    fn tidy(&self) -> Result<Vec<FileError>, CheckpointError> {
+        let (whole, broken): (Vec<_>, Vec<_>) = self.list()?.into_iter().partition(|(path, _)| path.join(MARK).exists());
+        let old = whole.iter().rev().skip(self.keep);
+        let partial = self.entries()?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "partial"));
+        let useless = old.chain(&broken).map(|(path, _)| path.clone()).chain(partial);
+        Ok(useless.filter_map(|path| remove_folder(&path).err().map(|source| FileError { path, source })).collect())
     }
 
     /// Folders named `step-N`, marked or not, in order of N.

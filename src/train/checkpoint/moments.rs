@@ -11,8 +11,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, Metadata};
+use serde::de::IgnoredAny;
 
-use super::CheckpointError;
+use super::{CheckpointError, Stored};
 use crate::device::Device;
 use crate::model::{Entry, Layout, Part};
 use crate::train::files::FileError;
@@ -159,20 +160,21 @@ fn broken(path: &Path, reason: String) -> CheckpointError {
     CheckpointError::Broken { path: path.to_path_buf(), reason }
 }
 
-/// All of `optimizer-I-of-N.safetensors`, for the N that the first found names.
+/// All of `optimizer-I-of-N.safetensors`, for the N ranks that wrote the checkpoint.
+///
+/// # Errors
+/// Also if there are others: files of two checkpoints have come into one folder, and no more can be trusted.
 fn files(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    let entries = folder.read_dir().map_err(|source| FileError::new(folder, source))?;
-    let ranks = entries.flatten().find_map(|entry| {
-        let name = entry.file_name().into_string().ok()?;
-        let (_, ranks) = name.strip_prefix("optimizer-")?.strip_suffix(".safetensors")?.split_once("-of-")?;
-        ranks.parse::<usize>().ok()
-    });
-    let ranks = ranks.ok_or_else(|| {
-        let reason = "holds no optimizer-00001-of-0000N.safetensors: the optimizer's state is missing, or of an older layout; \
-                      start another run from this folder with --model";
-        broken(folder, reason.into())
-    })?;
-    Ok((0..ranks).map(|rank| folder.join(moments_file(rank, ranks))).collect())
+    let ranks = Stored::<IgnoredAny>::read(folder)?.ranks;
+    let files: Vec<PathBuf> = (0..ranks).map(|rank| folder.join(moments_file(rank, ranks))).collect();
+    for entry in folder.read_dir().map_err(|source| FileError::new(folder, source))? {
+        let path = entry.map_err(|source| FileError::new(folder, source))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("optimizer-") && !files.contains(&path) {
+            return Err(broken(&path, format!("is not of this checkpoint, which {ranks} ranks wrote")));
+        }
+    }
+    Ok(files)
 }
 
 fn read_header(path: &Path) -> Result<(u64, BTreeMap<String, StoredPart>), CheckpointError> {

@@ -187,6 +187,27 @@ mod tests {
         assert_eq!(weights_file(&[0, 2, 3], 2), "model-00002-of-00003.safetensors");
     }
 
+    /// A folder stands where the moments are to be written, after the weights have been.
+    #[test]
+    fn a_rank_that_cannot_write_its_part_leaves_no_large_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let obstacle = folder.path().join(moments_file(0, 1));
+        fs::create_dir(&obstacle).unwrap();
+        let snapshot = Snapshot {
+            rank: 0,
+            ranks: 1,
+            config: "{}".into(),
+            files: BTreeMap::from([("norm".into(), "model.safetensors".into())]),
+            tensors: vec![("norm".into(), vec![2], vec![1.0, 2.0])],
+            moments: Vec::new(),
+            steps: 1,
+        };
+        let problem = snapshot.write(folder.path(), None).unwrap_err().to_string();
+        assert!(problem.contains("optimizer-00001-of-00001.safetensors"), "{problem}");
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(left, [obstacle]);
+    }
+
     proptest! {
         /// Ranks come in ascending order, and none writes more than its even share and half a tensor at either end.
         #[test]
