@@ -281,7 +281,7 @@ mod tests {
         for (folder, names) in [(&shared, ["step-00000003", "step-00000005"].as_slice()), (&apart, &["step-00000003"])] {
             for name in names {
                 std::fs::create_dir_all(step(folder.path(), name)).expect("a folder");
-                std::fs::write(step(folder.path(), name).join("state.json"), "{}").expect("a state");
+                std::fs::write(step(folder.path(), name).join("state.json"), r#"{"ranks":1,"run":{}}"#).expect("a state");
             }
         }
         let mut run_file = Layers::from_recipe("smoke").and_then(Layers::finish).expect("a run file");

@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(estimate.micro_batches, 2);
         assert_eq!(
             estimate.link_bytes,
-            LinkBytes { nvlink: weights + gradients + keys + key_gradients + scores + 2 * 24, network: 0 }
+            LinkBytes { nvlink: weights + gradients + keys + key_gradients + scores + 2 * 4, network: 0 }
         );
         let expected = [
             ("weights_all_gather", weights),
