@@ -1,4 +1,4 @@
-//! Ctrl-C, SIGTERM and SIGUSR1 ask a run to end its step, save and stop; a second one ends it at once.
+//! Ctrl-C, SIGTERM and SIGUSR1 ask a run to drop its rollout or end its update, save and stop; a second one ends it at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
