@@ -109,7 +109,7 @@ killed() {
 two_nodes() {
   local rank=$1 out=$2
   shift 2
-  LEARNER_TOKEN=acceptance "$learner" -q --recipe smoke --nodes 2 --node-rank "$rank" --coordinator 127.0.0.1:29733 \
+  LEARNER_TOKEN=acceptance-of-two-ranks "$learner" -q --recipe smoke --nodes 2 --node-rank "$rank" --coordinator 127.0.0.1:29733 \
     --out "$out" "$@" > /dev/null 2>&1 &
 }
 
