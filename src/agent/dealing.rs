@@ -263,28 +263,33 @@ mod tests {
         assert_eq!(rounds.deal(&[report(2, 0), report(3, 100)]), [vec![], vec![5, 6]]);
     }
 
-    /// Every rank works through its shares one attempt at a time, `slow` ones with a pause.
-    fn work_through(ranks: &Ranks, sizes: &[usize], slow: bool, stop_after: Option<u64>) -> Result<Vec<usize>, RolloutError> {
+    /// Works through its shares one at a time; a slow rank ends its first only once the others have ended `others_first` attempts.
+    fn work_through(
+        ranks: &Ranks,
+        sizes: &[usize],
+        others_first: u64,
+        stop_after: Option<u64>,
+    ) -> Result<Vec<usize>, RolloutError> {
         let (sender, inbox) = mpsc::channel();
         let hear = move |news| {
             let _ = sender.send(news);
         };
         deal_out(ranks, sizes, &hear, |desk| {
             let mut own = Vec::new();
-            let (mut begun, mut tally) = (0, Tally::default());
+            let (mut done, mut tally, mut others) = (0, Tally::default(), Tally::default());
             loop {
-                let places = usize::from(begun == own.len());
+                let places = usize::from(done == own.len());
                 let stop = stop_after.is_some_and(|count| tally.ended >= count);
                 desk.report(Report { shares: own.len(), places, tally, stop, failure: None });
                 match inbox.recv_timeout(Duration::from_millis(5)) {
                     Ok(News::Dealt(shares)) => own.extend(shares),
+                    Ok(News::Others(tally)) => others = tally,
                     Ok(News::Over(result)) => return result.map(|()| own),
-                    _ => {}
+                    Err(_) => {}
                 }
-                if begun < own.len() {
-                    std::thread::sleep(Duration::from_millis(if slow { 60 } else { 0 }));
-                    tally.ended += sizes[own[begun]] as u64;
-                    begun += 1;
+                if done < own.len() && others.ended >= others_first {
+                    tally.ended += sizes[own[done]] as u64;
+                    done += 1;
                 }
             }
         })
@@ -301,20 +306,21 @@ mod tests {
     #[test]
     fn every_share_is_dealt_once_and_a_slow_rank_gets_fewer() {
         let sizes = [3; 40];
-        let dealt = on_threads(3, |ranks| work_through(&ranks, &sizes, ranks.rank() == 1, None).unwrap());
-        assert!(dealt[1].len() < dealt[0].len() && dealt[1].len() < dealt[2].len(), "{dealt:?}");
+        let others_first = |rank| if rank == 1 { 39 * 3 } else { 0 };
+        let dealt = on_threads(3, |ranks| work_through(&ranks, &sizes, others_first(ranks.rank()), None).unwrap());
+        assert_eq!(dealt[1].len(), 1, "{dealt:?}");
         let mut all = dealt.concat();
         all.sort();
         assert_eq!(all, (0..40).collect::<Vec<_>>());
-        assert_eq!(work_through(&Ranks::one(), &sizes, false, None).unwrap(), (0..40).collect::<Vec<_>>());
-        assert_eq!(work_through(&Ranks::one(), &[], false, None).unwrap(), Vec::<usize>::new());
+        assert_eq!(work_through(&Ranks::one(), &sizes, 0, None).unwrap(), (0..40).collect::<Vec<_>>());
+        assert_eq!(work_through(&Ranks::one(), &[], 0, None).unwrap(), Vec::<usize>::new());
     }
 
     #[test]
     fn if_one_rank_is_asked_to_stop_all_stop() {
         let sizes = [1; 1000];
         let stop_after = |rank| (rank == 1).then_some(3);
-        for result in on_threads(3, |ranks| work_through(&ranks, &sizes, true, stop_after(ranks.rank()))) {
+        for result in on_threads(3, |ranks| work_through(&ranks, &sizes, 0, stop_after(ranks.rank()))) {
             assert!(matches!(result, Err(RolloutError::Stopped)), "{result:?}");
         }
     }
@@ -327,7 +333,7 @@ mod tests {
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err()
             }
             _ => {
-                let result = work_through(&ranks, &[1; 9], true, None);
+                let result = work_through(&ranks, &[1; 9], 0, None);
                 matches!(result, Err(RolloutError::Elsewhere { rank: 0, .. }))
             }
         });
