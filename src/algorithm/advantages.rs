@@ -28,7 +28,8 @@ pub enum Singleton {
     /// Nothing: an advantage of 0.
     #[default]
     Zero,
-    /// Its raw reward, as if the baseline were 0 and the deviation 1. What verl does.
+    /// Its raw reward, as if the baseline were 0 and the deviation 1. What verl does. Only seen where groups are not filtered
+    /// (`groups = "off"`): the filters drop a group of one.
     Reward,
 }
 

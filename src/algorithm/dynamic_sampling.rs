@@ -76,7 +76,7 @@ pub enum Next<G> {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
     "{found} of {wanted} groups found after {batches} batches of rollouts ({seen} groups): choose tasks that the policy \
-     sometimes solves, raise most_batches, or set when_exhausted = \"train_on_fewer\""
+     sometimes solves, raise most_batches, or, where some were found, set when_exhausted = \"train_on_fewer\""
 )]
 pub struct Exhausted {
     pub found: usize,
@@ -143,7 +143,9 @@ mod tests {
         assert_eq!(sampling.take([(1, true)]), Ok(Next::RollOut { missing: 1 }));
         let error = sampling.take([(2, false), (3, false)]).unwrap_err();
         assert_eq!(error, Exhausted { found: 1, wanted: 2, batches: 2, seen: 3 });
-        assert!(error.to_string().starts_with("1 of 2 groups found after 2 batches of rollouts (3 groups): "));
+        let line = "1 of 2 groups found after 2 batches of rollouts (3 groups): choose tasks that the policy sometimes solves, raise \
+                    most_batches, or, where some were found, set when_exhausted = \"train_on_fewer\"";
+        assert_eq!(error.to_string(), line);
 
         let mut sampling = DynamicSampling::new(2, &bounded(2, WhenExhausted::TrainOnFewer));
         assert_eq!(sampling.take([(1, true)]), Ok(Next::RollOut { missing: 1 }));

@@ -134,10 +134,12 @@ impl Mismatch {
         let tokens = self.finite as f64;
         let covariance = |product: f64, one: f64, other: f64| product / tokens - (one / tokens) * (other / tokens);
         let (sampled, recomputed) = (&self.sampled, &self.recomputed);
-        let spread = covariance(sampled.square, sampled.probability, sampled.probability)
-            * covariance(recomputed.square, recomputed.probability, recomputed.probability);
+        let variance = |side: &Moments| covariance(side.square, side.probability, side.probability);
+        // A variance is a difference of sums: what rounding leaves of one that is 0 does not count.
+        let varies = |side: &Moments| variance(side) > 1e-12 * (side.square / tokens);
         let together = covariance(self.product_sum, sampled.probability, recomputed.probability);
-        (spread > 0.0).then(|| (together / spread.sqrt()).clamp(-1.0, 1.0))
+        let correlation = || (together / (variance(sampled) * variance(recomputed)).sqrt()).clamp(-1.0, 1.0);
+        (varies(sampled) && varies(recomputed)).then(correlation)
     }
 
     fn per_token(&self, sum: f64) -> f64 {
@@ -201,6 +203,7 @@ mod tests {
         let expected = dot(p, q) / (dot(p, p) * dot(q, q)).sqrt();
         assert!((mismatch.correlation().unwrap() - expected).abs() < 1e-9);
         assert_eq!(Mismatch::measure(&[-1.0], &[-1.1]).correlation(), None, "one token does not vary");
+        assert_eq!(Mismatch::measure(&[-2.3; 5], &[-2.82; 5]).correlation(), None, "nor do five alike, whatever rounding leaves");
         assert_eq!(Mismatch::default().sampled_perplexity(), 1.0);
     }
 }

@@ -22,9 +22,7 @@ mod rewards;
 mod schedule;
 mod settings;
 
-pub use advantages::{
-    AdvantageSettings, EQUAL_WITHIN, Estimator, Singleton, advantages, centred, has_signal, leave_one_out, standardised,
-};
+pub use advantages::{AdvantageSettings, Estimator, Singleton, advantages, has_signal, leave_one_out};
 pub use dynamic_sampling::{DynamicSampling, DynamicSamplingSettings, Exhausted, Next, WhenExhausted};
 pub use filters::{Attempt, FilterSettings, GroupFilter, GroupOutcome, MaskedAttempts, Standing, group_outcome, standings};
 pub use importance::{
@@ -34,7 +32,7 @@ pub use importance::{
 pub use interval::{Interval, mean_interval, paired_difference};
 pub use loss::{
     Aggregation, ClipSettings, Denominators, KlEstimator, KlSettings, LossSettings, LossStatistics, Objective, PolicyLoss,
-    PolicyTokens, clipped_policy_loss, estimate, negative_log_likelihood, policy_loss,
+    PolicyTokens, clipped_policy_loss, negative_log_likelihood, policy_loss,
 };
 pub use mismatch::Mismatch;
 pub use pass_at_k::{mean_pass_at_k, pass_at_k};

@@ -9,12 +9,14 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::CliError;
-use super::directory::{CHECKPOINTS, RUN_FILE, RunDirectory, first_difference};
+use super::directory::{RUN_FILE, RunDirectory, first_difference};
 use super::launch::Node;
 use super::train::Training;
 use crate::collectives::CollectiveError;
 use crate::config::{Layers, RunFile};
+use crate::engine::servers::own_program;
 use crate::parallel::Ranks;
+use crate::stage::CHECKPOINTS;
 use crate::train::Checkpoints;
 
 /// What one rank is about to do.
@@ -160,7 +162,7 @@ fn clocks_apart(all: &[Facts], hosts: &[String]) -> Option<String> {
 fn program_sha256() -> String {
     let hash = || -> std::io::Result<String> {
         let mut hash = Sha256::new();
-        std::io::copy(&mut std::fs::File::open(std::env::current_exe()?)?, &mut hash)?;
+        std::io::copy(&mut std::fs::File::open(own_program()?)?, &mut hash)?;
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     };
     hash().unwrap_or_else(|_| "unreadable".into())

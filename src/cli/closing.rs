@@ -14,8 +14,11 @@ use crate::train::write_atomically;
 use crate::types::Progress;
 
 /// How a run that did not end well is told.
-pub fn explain(error: RunError, directory: &Path) -> RankError {
-    let resume = format!("learner --resume --out {}", directory.display());
+pub fn explain(error: RunError, directory: &Path, ranks: usize) -> RankError {
+    let resume = match ranks {
+        1 => format!("learner --resume --out {}", directory.display()),
+        _ => "the same command with --resume".into(),
+    };
     match error {
         RunError::Stopped { .. } => RankError::Agreed(CliError::Interrupted(format!("{error}. To go on: {resume}"))),
         RunError::File(_) | RunError::Checkpoint(_) => {

@@ -70,7 +70,7 @@ pub fn run_rank(
         DeviceChoice::Emulated { count } => CudaDevice::emulated(&for_work(count), index),
     };
     let device = device.and_then(|device| device.with_gemm(gemm)).map_err(CliError::refused)?;
-    let world = World::over_nccl(&device, ranks, mesh, run_file.parallel.stall_seconds)?;
+    let world = World::over_nccl(&device, ranks, mesh, &run_file.parallel.liveness())?;
     kept.keep(world.clone());
     work.on(device.clone(), world)?;
     Ok(unless_something_was_found(&device)?)

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::CliError;
 use super::train::TrainArguments;
 use crate::config::{Layers, RunFile};
+use crate::stage::CHECKPOINTS;
 use crate::train::{Checkpoints, write_atomically};
 use crate::types::bytes;
 
@@ -19,9 +20,6 @@ pub struct RunDirectory {
 
 /// Every setting of a run, written last: a directory without it is no run.
 pub const RUN_FILE: &str = "run.toml";
-
-/// The folder of its checkpoints.
-pub const CHECKPOINTS: &str = "checkpoints";
 
 /// The run file and the directory, checked against each other. Nothing is written.
 pub fn open(arguments: &TrainArguments) -> Result<(RunFile, RunDirectory), CliError> {
@@ -86,16 +84,9 @@ pub fn lock_and_choose(run_file: &RunFile, directory: &RunDirectory) -> Result<(
         return Ok((None, None));
     }
     let lock = lock(&directory.path)?;
-    Ok((Some(lock), latest_checkpoint(run_file, directory)?))
-}
-
-/// The newest whole checkpoint of the run that is gone on with.
-fn latest_checkpoint(run_file: &RunFile, directory: &RunDirectory) -> Result<Option<PathBuf>, CliError> {
-    if !directory.resumes {
-        return Ok(None);
-    }
     let checkpoints = Checkpoints::new(directory.path.join(CHECKPOINTS), run_file.checkpoint.keep);
-    Ok(checkpoints.latest().map_err(CliError::failed)?.map(|(path, _)| path))
+    let newest = checkpoints.latest().map_err(CliError::failed)?.map(|(path, _)| path);
+    Ok((Some(lock), newest))
 }
 
 /// Checks the disk. Creates the directory of a run that starts, its run file last (a directory without one is no run), and locks it for

@@ -6,11 +6,11 @@ use crate::parallel::Mesh;
 /// Files that are open besides: those of sandboxes, devices, checkpoints and strangers at the door.
 const OTHERS: u64 = 1024;
 
-/// Most files that a node with so many devices has open. Each rank is connected to all others twice, for what stages say and for links,
-/// to those of its context group once, to rank 0 for signs of life, and listens.
+/// Most files that a node with so many devices has open. Each rank is connected to all others three times, for what stages say, for
+/// links and for checkpoints, to those of its context group once, to rank 0 for signs of life, and listens.
 fn needed(mesh: &Mesh, devices: usize) -> u64 {
     let others = mesh.world() - 1;
-    let of_each = 2 * others + (mesh.context() - 1) + 2;
+    let of_each = 3 * others + (mesh.context() - 1) + 2;
     (devices * of_each + others) as u64 + OTHERS
 }
 
@@ -49,9 +49,9 @@ mod tests {
 
     #[test]
     fn every_connection_of_a_large_job_is_counted() {
-        // 8 ranks with 127 others in two groups and 7 in one, a connection to rank 0 and a port each; rank 0 with 127 more.
+        // 8 ranks with 127 others in three groups and 7 in one, a connection to rank 0 and a port each; rank 0 with 127 more.
         let mesh = Mesh::new(16, 8, 8).expect("a mesh");
-        assert_eq!(needed(&mesh, 8), 8 * (2 * 127 + 7 + 2) + 127 + OTHERS);
+        assert_eq!(needed(&mesh, 8), 8 * (3 * 127 + 7 + 2) + 127 + OTHERS);
     }
 
     #[test]

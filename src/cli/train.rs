@@ -146,6 +146,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     };
     let places = node.join(&run_file, &directory.path.display().to_string())?;
     let stop = StopSignal::listen()?;
+    let facts = Facts::of(&run_file, &node, &directory);
     // By the first rank of this node, once the checkpoint is chosen.
     let prepared = OnceLock::new();
     let ended = ranks::run(places, |index, ranks, kept| {
@@ -155,7 +156,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
         let checkpoint = agree::on_checkpoint(ranks, &run_file, &directory, chosen)?.map_err(refused)?;
         let training = prepared.get_or_init(|| Training::prepare(&run_file, &directory, checkpoint, node.devices));
         // Whatever is wrong here is told to all nodes.
-        let facts = Facts::of(&run_file, &node, &directory).with(training.as_ref());
+        let facts = facts.clone().with(training.as_ref());
         let warning = agree::compare(ranks, &facts)?.map_err(refused)?;
         // All have just heard of it if it could not be prepared.
         let Ok(training) = training else { return Ok(()) };
@@ -290,7 +291,7 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
         progress,
         stop: &|| stop.raised(),
     };
-    let summary = stage::run(&context, &mut learner, log).map_err(|error| explain(error, &directory.path))?;
+    let summary = stage::run(&context, &mut learner, log).map_err(|error| explain(error, &directory.path, ranks.ranks()))?;
     match &reporter {
         Some(reporter) => Ok(finish(&summary, &directory.path, reporter, output, started)?),
         None => Ok(()),

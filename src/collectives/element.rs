@@ -10,8 +10,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A value that collectives carry. Files of weights and devices that keep bf16 as `u16` bits hand them over through
-/// `half::slice::HalfBitsSliceExt::reinterpret_cast`, which costs nothing.
+/// A value that collectives carry.
 pub trait Element: Copy + Default + PartialEq + Debug + Send + Sync + sealed::Sealed + 'static {
     /// As messages and headers name it.
     const NAME: &'static str;

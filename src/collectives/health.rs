@@ -55,10 +55,10 @@ impl Liveness {
         Duration::from_secs_f64(self.dead_after_seconds)
     }
     /// How long after the loss of a rank all others have ended.
-    pub(super) fn ending(&self) -> Duration {
+    pub(crate) fn ending(&self) -> Duration {
         self.dead_after() + 4 * self.heartbeat()
     }
-    pub(super) fn stall(&self) -> Duration {
+    pub(crate) fn stall(&self) -> Duration {
         Duration::from_secs_f64(self.stall_seconds)
     }
 }

@@ -8,7 +8,7 @@
 //! health       who waits for whom, and the verdict that stops every rank with the same line
 //! ```
 //!
-//! Everything above calls this room through `parallel::Ranks` and `parallel::Links`.
+//! `cli` launches and joins ranks here; those that have met speak through `parallel::Ranks` and `parallel::Links`.
 //!
 //! **Bits.** A reduction combines the values of the ranks in rank order, whatever arrives first, so results depend on neither
 //! timing nor transport: they are those of a plain loop over the ranks. All ranks get the same bits.

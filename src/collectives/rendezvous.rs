@@ -199,7 +199,7 @@ fn coordinate(settings: &Rendezvous, host: &str, port: u16) -> Result<TcpCollect
     let mut signed = Instant::now();
     while arrivals[1..].iter().any(Option::is_none) {
         let now = Instant::now();
-        let given_up = settings.given_up.get().map(|problem| RendezvousError::GivenUp(problem.clone()));
+        let given_up = settings.check_given_up().err();
         let too_late = || (now >= deadline).then(|| RendezvousError::Missing(missing(settings, &arrivals)));
         if let Some(error) = given_up.or_else(too_late) {
             for arrival in arrivals.iter().flatten() {

@@ -255,7 +255,9 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
     /// `buffer[..length] = 0`
     fn clear(&self, buffer: &mut Self::Buffer, length: usize);
     /// `to[..length] = from[..length]`
-    fn copy(&self, from: &Self::Buffer, to: &mut Self::Buffer, length: usize);
+    fn copy(&self, from: &Self::Buffer, to: &mut Self::Buffer, length: usize) {
+        self.copy_part(from, 0, to, 0, length);
+    }
     /// `to[to_offset..][..length] = from[from_offset..][..length]`, rounded where `to` is less precise. Between buffers that differ in
     /// [`Device::number_bytes`] both offsets must be multiples of 8.
     fn copy_part(&self, from: &Self::Buffer, from_offset: usize, to: &mut Self::Buffer, to_offset: usize, length: usize);

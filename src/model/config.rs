@@ -86,6 +86,17 @@ impl ModelConfig {
         ModelConfig::from_json(&text).map_err(|problem| ModelError::Config { path, problem })
     }
 
+    /// The same, for a model that `device` is to run.
+    ///
+    /// # Errors
+    /// Also what the device cannot run: see [`ModelConfig::check_on`].
+    pub(crate) fn load_for<D: Device>(device: &D, directory: &Path) -> Result<ModelConfig, ModelError> {
+        let config = ModelConfig::load(directory)?;
+        let path = directory.join("config.json");
+        config.check_on(device).map_err(|problem| ModelError::Config { path, problem })?;
+        Ok(config)
+    }
+
     /// Reads the text of a `config.json`; the error is one line without the file's name.
     pub fn from_json(text: &str) -> Result<ModelConfig, String> {
         let value: Value = serde_json::from_str(text).map_err(|error| format!("not valid JSON: {error}"))?;

@@ -131,7 +131,7 @@ pub struct TrainingPass {
 impl TrainingPass {
     /// All of a batch.
     pub fn whole(batch: &Batch) -> TrainingPass {
-        let lengths: Vec<usize> = batch.starts.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
+        let lengths: Vec<usize> = batch.lengths().collect();
         TrainingPass {
             ids: batch.ids.clone(),
             positions: lengths.iter().flat_map(|&length| 0..length).collect(),

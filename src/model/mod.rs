@@ -76,9 +76,7 @@ impl<D: Device> Model<D> {
     /// # Errors
     /// One line naming the file, and the field or tensor, for whatever cannot be read or run.
     pub fn load(device: D, directory: &Path) -> Result<Self, ModelError> {
-        let config = ModelConfig::load(directory)?;
-        let path = directory.join("config.json");
-        config.check_on(&device).map_err(|problem| ModelError::Config { path, problem })?;
+        let config = ModelConfig::load_for(&device, directory)?;
         let mut model = Model::zeroed(device, config);
         let Model { network, parameters } = &mut model;
         let device = network.device();

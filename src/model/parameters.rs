@@ -114,9 +114,14 @@ impl Layout {
         }
     }
 
+    /// Whether the embedding is the head's matrix too.
+    pub fn is_tied(&self) -> bool {
+        self.embedding == self.head
+    }
+
     /// Whether products read a stored tensor: an untied embedding is only looked up.
     pub fn is_multiplied(&self, index: usize) -> bool {
-        self.entries[index].kind.decays() && (index != self.embedding || index == self.head)
+        self.entries[index].kind.decays() && (index != self.embedding || self.is_tied())
     }
 
     pub fn parameter_count(&self) -> usize {
@@ -262,19 +267,6 @@ impl<D: Device> Gradients<D> {
         for (buffer, entry) in self.buffers.iter_mut().zip(&self.layout.entries) {
             self.device.clear(buffer, entry.length());
         }
-    }
-
-    /// Multiplies every gradient.
-    pub fn scale(&mut self, factor: f32) {
-        for buffer in &mut self.buffers {
-            self.device.scale(buffer, factor);
-        }
-    }
-
-    /// Euclidean norm over all gradients, summed in f64 in stored order.
-    pub fn global_norm(&self) -> f64 {
-        let squares: Vec<f64> = self.buffers.iter().map(|buffer| self.device.sum_of_squares(buffer)).collect();
-        squares.iter().sum::<f64>().sqrt()
     }
 
     /// Every gradient under its Hugging Face name, with its shape.

@@ -48,8 +48,6 @@ pub struct ContextPlan {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContextShard {
     pub pass: TrainingPass,
-    /// `[tokens]` row of each token in the whole batch: the permutation, for whatever else comes per token.
-    pub rows: Vec<usize>,
     /// `[scored_rows]` place in the whole batch's `scored_rows`: where its score belongs, and its cotangent is found.
     pub score_places: Vec<usize>,
 }
@@ -228,7 +226,7 @@ impl ContextPlan {
             targets: score_places.iter().map(|&place| batch.ids[batch.scored_rows[place] + 1]).collect(),
             keys: self.keys(rank),
         };
-        ContextShard { pass, rows, score_places }
+        ContextShard { pass, score_places }
     }
 
     /// Of the rank's scored rows, ascending: the place of each in `batch.scored_rows`.
@@ -326,13 +324,14 @@ mod tests {
         for rank in 0..3 {
             let shard = plan.shard(&batch, rank);
             assert_eq!(shard.pass.ids.len(), plan.tokens(rank));
-            for (index, &row) in shard.rows.iter().enumerate() {
+            let rows = plan.rows(rank);
+            for (index, &row) in rows.iter().enumerate() {
                 assert_eq!(shard.pass.ids[index], batch.ids[row]);
                 assert_eq!(shard.pass.positions[index], if row < 260 { row } else { row - 260 });
             }
             let TrainingPass { targets: own, scored_rows, .. } = &shard.pass;
             for ((&place, &target), &local) in shard.score_places.iter().zip(own).zip(scored_rows) {
-                assert_eq!(shard.rows[local], batch.scored_rows[place]);
+                assert_eq!(rows[local], batch.scored_rows[place]);
                 assert_eq!(targets[place].replace(target), None, "scored twice");
             }
         }

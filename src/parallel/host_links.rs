@@ -16,22 +16,22 @@ struct HostLinks<D: Device, T: Transport> {
 }
 
 impl<D: Device, T: Transport + 'static> HostLinks<D, T> {
-    fn gather<N: Travelling>(&self, buffer: &mut D::Buffer, share: usize) -> Result<(), CollectiveError> {
+    fn gather<N: Number<Accumulator = f32>>(&self, buffer: &mut D::Buffer, share: usize) -> Result<(), CollectiveError> {
         let (rank, ranks) = (self.rank(), self.ranks());
-        let own: Vec<N> = self.device.read(buffer, rank * share, share).into_iter().map(N::from_float).collect();
+        let own: Vec<N> = self.device.read(buffer, rank * share, share).into_iter().map(N::narrow).collect();
         let mut all = vec![N::default(); ranks * share];
         self.collectives.all_gather(&own, &mut all, &vec![share; ranks])?;
-        let all: Vec<f32> = all.into_iter().map(N::to_float).collect();
+        let all: Vec<f32> = all.into_iter().map(N::widen).collect();
         self.device.write(buffer, 0, &all);
         Ok(())
     }
 
-    fn scatter<N: Travelling>(&self, buffer: &mut D::Buffer, share: usize) -> Result<(), CollectiveError> {
+    fn scatter<N: Number<Accumulator = f32>>(&self, buffer: &mut D::Buffer, share: usize) -> Result<(), CollectiveError> {
         let (rank, ranks) = (self.rank(), self.ranks());
-        let all: Vec<N> = self.device.read(buffer, 0, ranks * share).into_iter().map(N::from_float).collect();
+        let all: Vec<N> = self.device.read(buffer, 0, ranks * share).into_iter().map(N::narrow).collect();
         let mut own = vec![N::default(); share];
         self.collectives.reduce_scatter(&all, &mut own, &vec![share; ranks], Reduction::Sum)?;
-        let own: Vec<f32> = own.into_iter().map(N::to_float).collect();
+        let own: Vec<f32> = own.into_iter().map(N::widen).collect();
         self.device.write(buffer, rank * share, &own);
         Ok(())
     }
@@ -43,30 +43,6 @@ pub(super) fn host_links<D: Device>(device: &D, ranks: Ranks) -> Arc<dyn Links<D
     match ranks.host {
         Host::Local(collectives) => Arc::new(HostLinks { device, collectives }),
         Host::Tcp(collectives) => Arc::new(HostLinks { device, collectives }),
-    }
-}
-
-/// A number as it travels, and as the host computes with it.
-trait Travelling: Number {
-    fn from_float(value: f32) -> Self;
-    fn to_float(self) -> f32;
-}
-
-impl Travelling for f32 {
-    fn from_float(value: f32) -> f32 {
-        value
-    }
-    fn to_float(self) -> f32 {
-        self
-    }
-}
-
-impl Travelling for bf16 {
-    fn from_float(value: f32) -> bf16 {
-        bf16::from_f32(value)
-    }
-    fn to_float(self) -> f32 {
-        self.to_f32()
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! mesh                 numbers the ranks: data parallel x context parallel
-//! ranks, links, world  what the ranks say to each other on the host, and how buffers travel; `host_links` carries them over the host
+//! ranks, links, world  what the ranks say to each other on the host, and how buffers travel; `host_links` carries them over the host, `nccl` over NCCL
 //! sharding             cuts tensors (ZeRO-3) and lists the collectives of a micro-batch
 //! context              cuts sequences
 //! sharded              the model over a world, from `sharded_parameters` and `context_exchange`, which implement what passes ask for
 //! deal                 which replica computes which micro-batch
-//! memory, estimate     what a rank holds and how long a step should take; `layouts`: which grid is best
+//! memory, estimate     what a rank holds and how long a step should take; `layouts`: which grid is best; `servers`: what sampling on servers takes
+//! settings             the run file's `[parallel]`
 //! ```
 //!
 //! What a plan counts and what a run does come from the same functions of shapes.

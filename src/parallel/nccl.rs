@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use super::links::Links;
 use super::ranks::Ranks;
-use crate::collectives::{CollectiveError, Count, Failure, Operation, Recorder, Traffic};
+use crate::collectives::{CollectiveError, Count, Failure, Liveness, Operation, Recorder, Traffic};
 use crate::device::CudaDevice;
 use crate::device::cuda::{
     Buffer, Communicator, CommunicatorError, DeviceError, Moment, Request, SharedCall, new_communicator_id,
@@ -40,8 +40,8 @@ use crate::device::cuda::{
 
 /// How often the threads of a group meet.
 const MEETING: Duration = Duration::from_millis(500);
-/// How long the host has to name a rank that is lost once NCCL has noticed it: somewhat longer than hosts take to notice a silent one.
-const PATIENCE: Duration = Duration::from_secs(9);
+/// How long NCCL may take to end.
+const ENDING: Duration = Duration::from_secs(9);
 /// How long a rank that drops its links waits for the others to do the same: longer than NCCL may take to end.
 const LEAVING: Duration = Duration::from_secs(20);
 /// The longest pause between two looks at a call that is in progress.
@@ -60,7 +60,7 @@ impl NcclLinks {
     ///
     /// # Errors
     /// No NCCL here, or one that refuses: the run stops with one line that says so. A rank that is lost.
-    pub fn new(device: &CudaDevice, ranks: Ranks, stall_seconds: f64) -> Result<NcclLinks, CollectiveError> {
+    pub fn new(device: &CudaDevice, ranks: Ranks, liveness: &Liveness) -> Result<NcclLinks, CollectiveError> {
         let refused = |problem: DeviceError| {
             ranks.abort(&problem.to_string());
             ranks.error(ranks.rank(), Failure::Aborted, problem.to_string())
@@ -75,7 +75,8 @@ impl NcclLinks {
             communicator,
             verdict,
             ranks,
-            stall: Duration::try_from_secs_f64(stall_seconds).unwrap_or(Duration::MAX),
+            stall: liveness.stall(),
+            patience: liveness.ending(),
             recorder: Recorder::default(),
             progress: Mutex::default(),
         };
@@ -252,6 +253,8 @@ struct Watched {
     verdict: Arc<Verdict>,
     ranks: Ranks,
     stall: Duration,
+    /// How long the host has to name a rank that is lost once NCCL has noticed it: as long as all ranks of a run may take to end.
+    patience: Duration,
     recorder: Recorder,
     progress: Mutex<Progress>,
 }
@@ -324,7 +327,7 @@ impl Watched {
 
     /// NCCL's error is mostly another rank's: the host may soon know whose, and if not, it is this rank's.
     fn wait_for_verdict(&self, problem: &CommunicatorError) -> CollectiveError {
-        self.verdict.wait(PATIENCE, false).unwrap_or_else(|| self.stop(&problem.to_string()))
+        self.verdict.wait(self.patience, false).unwrap_or_else(|| self.stop(&problem.to_string()))
     }
 
     /// Stops the run in this rank's name, unless it has stopped already.
@@ -385,7 +388,7 @@ impl Watched {
 
     /// All ranks leave: what they asked for is done soon.
     fn end(&self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + ENDING;
         if self.communicator.finalize().is_ok() {
             while Instant::now() < deadline {
                 match self.communicator.is_settled() {

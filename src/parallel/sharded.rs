@@ -29,9 +29,7 @@ impl<D: Device> ShardedModel<D> {
     /// One line naming the file, and the field or tensor, for whatever cannot be read or run. Other ranks may have been luckier: they
     /// have to be asked before the next call.
     pub fn load(device: D, directory: &Path, world: &World<D>) -> Result<Self, ModelError> {
-        let config = ModelConfig::load(directory)?;
-        let path = directory.join("config.json");
-        config.check_on(&device).map_err(|problem| ModelError::Config { path, problem })?;
+        let config = ModelConfig::load_for(&device, directory)?;
         let mut model = ShardedModel::zeroed(device, config, world);
         let ShardedModel { network, parameters, .. } = &mut model;
         read_weights(directory, network.layout(), |index, part, values| parameters.write(index, part.offset, &values))?;
@@ -75,10 +73,6 @@ impl<D: Device> ShardedModel<D> {
 
     pub(crate) fn layout(&self) -> &Layout {
         self.network.layout()
-    }
-
-    pub fn world(&self) -> &World<D> {
-        &self.world
     }
 
     /// Log-probability and entropy at each of `batch.scored_rows`, at `temperature` (0 is read as 1).
@@ -129,13 +123,6 @@ impl<D: Device> ShardedModel<D> {
 
     pub fn clear_gradients(&mut self) {
         self.parameters.clear_gradients();
-    }
-
-    /// Euclidean norm over all gradients of all ranks, summed in f64: within a rank in stored order, then in rank order.
-    pub fn global_norm(&self) -> Result<f64, CollectiveError> {
-        let mut sum = [self.parameters.sum_of_squares()];
-        self.world.ranks.sum(&mut sum)?;
-        Ok(sum[0].sqrt())
     }
 
     /// The whole model on this rank, to sample from: its weights as precise as products read them, and no others.

@@ -152,12 +152,6 @@ impl<D: Device> ShardedParameters<D> {
         }
     }
 
-    /// Of this rank's part, in stored order.
-    pub fn sum_of_squares(&self) -> f64 {
-        let squares: Vec<f64> = self.shards.iter().map(|shard| self.device.sum_of_squares(&shard.gradient)).collect();
-        squares.iter().sum()
-    }
-
     /// What an optimizer changes, in stored order.
     pub fn pieces(&mut self) -> impl Iterator<Item = Piece<'_, D>> {
         let rank = self.links.rank();
@@ -184,7 +178,7 @@ impl<D: Device> ShardedParameters<D> {
     /// padded. Uses the places of whole gradients, so no pass may be under way.
     pub fn for_each_whole(&mut self, held: Held, mut see: impl FnMut(usize, &D::Buffer)) -> Result<(), CollectiveError> {
         let layers = (0..self.layout.layers.len()).map(Unit::Layer);
-        let embedding = (self.layout.embedding != self.layout.head).then_some(Unit::Embedding);
+        let embedding = (!self.layout.is_tied()).then_some(Unit::Embedding);
         for unit in embedding.into_iter().chain(layers).chain([Unit::Head]) {
             for Member { index, place } in members(&self.layout, unit) {
                 let (whole, shard) = (&mut self.gradients[place], &self.shards[index]);
@@ -259,11 +253,6 @@ impl<D: Device> ShardedParameters<D> {
             self.run(&Turn { ahead, ..Turn::default() }, &mut |_, _| {});
         }
     }
-
-    /// Whether the embedding is the head's matrix: then both add to one whole gradient.
-    fn is_tied(&self) -> bool {
-        self.layout.embedding == self.layout.head
-    }
 }
 
 impl<D: Device> ParameterSource<D> for ShardedParameters<D> {
@@ -288,7 +277,7 @@ impl<D: Device> ParameterSource<D> for ShardedParameters<D> {
         if !is_embedding {
             self.fetch(unit);
         }
-        if !(is_embedding && self.is_tied()) {
+        if !(is_embedding && self.layout.is_tied()) {
             for Member { index, place } in &gradients {
                 self.device.clear(&mut self.gradients[*place], self.shards[*index].shards.padded_elements());
             }
@@ -298,7 +287,7 @@ impl<D: Device> ParameterSource<D> for ShardedParameters<D> {
         let turn = Turn { tensors, gradients, ahead, behind: std::mem::take(&mut self.behind) };
         self.run(&turn, compute);
         self.behind = turn.gradients;
-        if unit == Unit::Head && self.is_tied() {
+        if unit == Unit::Head && self.layout.is_tied() {
             // It stays until the embedding has added its own.
             self.behind.retain(|member| member.index != self.layout.embedding);
         }

@@ -125,7 +125,7 @@ impl ShardedSizes {
             layer: Padded::of(&layout, layout.unit(Unit::Layer(0)), ranks),
             table: Padded::of(&layout, [layout.embedding], ranks),
             final_norm: Padded::of(&layout, [layout.final_norm], ranks),
-            tied: layout.embedding == layout.head,
+            tied: layout.is_tied(),
             largest_shard: (0..layout.entries.len()).map(shards).max().unwrap_or(0),
         }
     }
@@ -185,6 +185,14 @@ impl Collective {
         }
     }
 
+    /// An all-gather; the others are reduce-scatters.
+    pub fn gathers(self) -> bool {
+        match self {
+            Collective::GatherWeights | Collective::GatherKeysValues | Collective::GatherScores => true,
+            Collective::ScatterGradients | Collective::ScatterKeyValueGradients => false,
+        }
+    }
+
     /// Whose ranks take part.
     pub fn group(self) -> Group {
         match self {
@@ -220,10 +228,7 @@ pub struct Transfer {
 impl Transfer {
     /// What a rank hands to the collective: its shard of an all-gather, all of a reduce-scatter.
     pub fn payload_bytes(self, mesh: &Mesh) -> u64 {
-        match self.collective {
-            Collective::GatherWeights | Collective::GatherKeysValues | Collective::GatherScores => self.shard_bytes(mesh),
-            Collective::ScatterGradients | Collective::ScatterKeyValueGradients => self.whole_bytes,
-        }
+        if self.collective.gathers() { self.shard_bytes(mesh) } else { self.whole_bytes }
     }
 
     /// One rank's part of the buffer.

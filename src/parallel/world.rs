@@ -7,7 +7,7 @@ use super::links::Links;
 use super::mesh::Mesh;
 use super::nccl::NcclLinks;
 use super::ranks::Ranks;
-use crate::collectives::{CollectiveError, Failure};
+use crate::collectives::{CollectiveError, Failure, Liveness};
 use crate::device::{CudaDevice, Device};
 
 /// One rank's place in a run of many. Clones are the same place.
@@ -32,8 +32,8 @@ impl<D: Device> World<D> {
 }
 
 impl World<CudaDevice> {
-    /// Links over NCCL. All ranks make this call, and drop what it gives together. A rank for which others have waited
-    /// `stall_seconds` is taken for hung.
+    /// Links over NCCL. All ranks make this call, and drop what it gives together. `liveness` is that of
+    /// the host side: how soon it knows which rank is lost, and how long a rank may be waited for before it is taken for hung.
     ///
     /// # Errors
     /// As [`World::over_hosts`]; no NCCL here.
@@ -41,11 +41,11 @@ impl World<CudaDevice> {
         device: &CudaDevice,
         ranks: Ranks,
         mesh: Mesh,
-        stall_seconds: f64,
+        liveness: &Liveness,
     ) -> Result<World<CudaDevice>, CollectiveError> {
         let (world, context) = groups(&ranks, mesh)?;
-        let world = Arc::new(NcclLinks::new(device, world, stall_seconds)?);
-        let context = Arc::new(NcclLinks::new(device, context, stall_seconds)?);
+        let world = Arc::new(NcclLinks::new(device, world, liveness)?);
+        let context = Arc::new(NcclLinks::new(device, context, liveness)?);
         Ok(World { ranks, mesh, world, context })
     }
 }

@@ -134,25 +134,19 @@ pub mod stream {
     pub const EVALUATE_BETWEEN: u64 = 1000;
 }
 
+/// The folder of a run's directory that holds its checkpoints.
+pub const CHECKPOINTS: &str = "checkpoints";
+
 /// Runs from where `learner.state` is to the end.
 ///
 /// # Errors
-/// [`RunError::Stopped`] when `context.stop` said so and a checkpoint holds everything done so far; otherwise what failed. What
-/// fails on one rank stops the others, which then get [`RunError::Ranks`].
+/// [`RunError::Stopped`] when `context.stop` said so and a checkpoint holds everything done so far; otherwise what failed. Other ranks
+/// wait for one on which something failed until its caller tells them ([`Ranks::abort`](crate::parallel::Ranks::abort)); they then
+/// get [`RunError::Ranks`].
 ///
 /// `log` is the run's metrics, cut to the lines that `learner.state` counts; other ranks than 0 have none.
 pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>, log: Option<MetricsLog>) -> Result<Summary, RunError> {
-    let result = go_through(context, learner, log);
-    if let Err(error) = &result
-        && !matches!(error, RunError::Stopped { .. } | RunError::Ranks(_))
-    {
-        context.ranks.abort(&error.to_string());
-    }
-    result
-}
-
-fn go_through<D: Device>(context: &Context, learner: &mut Learner<D>, log: Option<MetricsLog>) -> Result<Summary, RunError> {
-    let folder = context.directory.join("checkpoints");
+    let folder = context.directory.join(CHECKPOINTS);
     let checkpoints = CheckpointWriter::open(folder, context.settings.checkpoint.keep, context.ranks, context.progress)?;
     let mut run = Run { context, learner, checkpoints, log };
     match run.go_on() {

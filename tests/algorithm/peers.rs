@@ -155,7 +155,9 @@ fn check_k1(inputs: &Inputs, mut settings: LossSettings, case: &Value) {
 fn bypass_of_verl() {
     let fixture = fixture("verl.json");
     let inputs: Inputs = of(&fixture["inputs"]);
-    for case in of::<Vec<Value>>(&fixture["bypass"]) {
+    let cases: Vec<Value> = of(&fixture["bypass"]);
+    assert_eq!(cases.len(), 5);
+    for case in cases {
         let mut tokens = inputs.tokens(false);
         tokens.lists[OLD_LOG_PROBS] = inputs.sampled_log_probs.clone();
         let sampled = SampledTokens {
@@ -257,7 +259,9 @@ fn importance_weights_of_verl() {
             assert_close(statistics.fraction_below(), of(&metrics["rollout_is_ratio_fraction_low"]), TOLERANCE, &what);
         }
     }
-    for case in of::<Vec<Value>>(&fixture["rejections"]) {
+    let cases: Vec<Value> = of(&fixture["rejections"]);
+    assert_eq!(cases.len(), 10);
+    for case in cases {
         let (options, thresholds): (String, String) = (of(&case["options"]), of(&case["thresholds"]));
         let found: Vec<f64> =
             accepted(&sampled, &rejections(&options, &thresholds)).into_iter().map(|kept| f64::from(u8::from(kept))).collect();
@@ -314,7 +318,9 @@ fn advantages_of_verl() {
 
 #[test]
 fn advantages_of_trl() {
-    for case in of::<Vec<Value>>(&fixture("trl.json")["advantages"]) {
+    let cases: Vec<Value> = of(&fixture("trl.json")["advantages"]);
+    assert_eq!(cases.len(), 2);
+    for case in cases {
         let groups: Vec<Vec<f64>> = of(&case["rewards"]);
         for (name, estimator) in [("grpo", Estimator::Grpo), ("dr_grpo", Estimator::DrGrpo), ("rloo", Estimator::LeaveOneOut)] {
             let settings = AdvantageSettings { estimator, epsilon: 1e-4, ..AdvantageSettings::default() };
@@ -409,6 +415,7 @@ fn overlong_penalties() {
         let fixture = &fixture(name)["overlong"];
         let (lengths, limit, buffer): (Vec<u64>, u64, u64) =
             (of(&fixture["lengths"]), of(&fixture["limit"]), of(&fixture["buffer"]));
+        assert!(!lengths.is_empty());
         let found: Vec<f64> = lengths.into_iter().map(|length| overlong_penalty(length, limit, buffer)).collect();
         assert_all_close(&found, &of::<Vec<f64>>(&fixture["penalties"]), name);
     }

@@ -3,7 +3,7 @@
 
 use std::sync::mpsc;
 
-use learner::collectives::{CollectiveError, Failure, Operation};
+use learner::collectives::{CollectiveError, Failure, Liveness, Operation};
 use learner::device::cuda::Buffer;
 use learner::device::{CudaDevice, Device, Role};
 use learner::parallel::{Links, Mesh, NcclLinks, Ranks, World};
@@ -14,6 +14,10 @@ use crate::subject::{EMULATED_DEVICES, Emulated, all, settings};
 
 /// Longer than any of these tests takes.
 pub const NEVER: f64 = 600.0;
+
+pub fn liveness(stall_seconds: f64) -> Liveness {
+    Liveness { stall_seconds, ..Liveness::default() }
+}
 
 /// Runs `work(device, place)` on one thread and one device per rank; results by rank.
 pub fn on_ranks<T: Send>(run: usize, ranks: usize, work: impl Fn(&CudaDevice, Ranks) -> T + Sync) -> Vec<T> {
@@ -55,7 +59,7 @@ fn links_give_the_bits_and_the_counts_of_the_host() {
         emulated.configure(&settings(run));
         on_ranks(run, ranks, |device, place| {
             let mesh = Mesh::new(1, ranks, 1).expect("a mesh");
-            let nccl = World::over_nccl(device, place.clone(), mesh, NEVER)?;
+            let nccl = World::over_nccl(device, place.clone(), mesh, &liveness(NEVER))?;
             let hosts = World::over_hosts(device, place, mesh)?;
             for (role, share) in [(Role::Travelling, 1), (Role::Gradients, 1), (Role::Travelling, 37), (Role::Gradients, 1001)] {
                 let found = gathered_and_scattered(device, &*nccl.world, role, share)?;
@@ -122,7 +126,7 @@ fn groups_and_computations_run_beside_each_other() {
         emulated.configure(&settings(run));
         let results = on_ranks(run, EMULATED_DEVICES, |device, place| {
             let mesh = Mesh::new(1, EMULATED_DEVICES, 4).expect("a mesh");
-            let nccl = World::over_nccl(device, place.clone(), mesh, NEVER)?;
+            let nccl = World::over_nccl(device, place.clone(), mesh, &liveness(NEVER))?;
             let hosts = World::over_hosts(device, place, mesh)?;
             let found = overlapping(device, &nccl)?;
             assert_eq!(nccl.world.traffic().of(Operation::AllGather).calls, 12);
@@ -161,7 +165,7 @@ fn survivors_of(lost: usize, stall_seconds: f64, end: impl Fn(&Ranks, NcclLinks,
     let Some(emulated) = Emulated::take() else { return Vec::new() };
     emulated.configure(&settings(0));
     let errors = on_ranks(0, 3, |device, ranks| {
-        let links = NcclLinks::new(device, ranks.split(0).expect("a group"), stall_seconds).expect("links");
+        let links = NcclLinks::new(device, ranks.split(0).expect("a group"), &liveness(stall_seconds)).expect("links");
         let mut buffer = device.zeros(Role::Gradients, 3);
         links.all_gather(&mut buffer, 1).expect("nobody is lost yet");
         ranks.barrier().expect("nobody is lost yet");
@@ -228,7 +232,7 @@ fn a_rank_that_never_comes_holds_up_nobody_for_ever() {
             ranks.abort("no NCCL on this machine");
             return None;
         }
-        NcclLinks::new(device, group, NEVER).err()
+        NcclLinks::new(device, group, &liveness(NEVER)).err()
     });
     assert_eq!(
         errors.into_iter().flatten().map(|error| (error.rank, error.reason)).collect::<Vec<_>>(),

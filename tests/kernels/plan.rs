@@ -4,14 +4,14 @@ use learner::collectives::{CollectiveError, Operation};
 use learner::device::{CudaDevice, Device};
 use learner::model::{Cotangents, Family, Model, ModelConfig, PassSettings, Scores};
 use learner::parallel::{
-    Collective, ContextPlan, Group, Links, Mesh, RankMemory, Ranks, ShardedModel, World, micro_batch_schedule, pairs_per_token,
+    ContextPlan, Group, Links, Mesh, RankMemory, Ranks, ShardedModel, World, micro_batch_schedule, pairs_per_token,
 };
 use learner::train::Policy;
 use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace};
 use learner::types::Batch;
 
 use crate::inputs::Inputs;
-use crate::nccl::{NEVER, on_ranks};
+use crate::nccl::{NEVER, liveness, on_ranks};
 use crate::subject::{Emulated, settings};
 
 /// Bytes of one number of what a GPU gathers.
@@ -53,10 +53,7 @@ fn planned(config: &ModelConfig, mesh: &Mesh, plan: &ContextPlan) -> Bytes {
     let mut bytes = [[0; 2]; 2];
     for transfer in micro_batch_schedule(config, mesh, plan, BF16).into_iter().flat_map(|stage| stage.transfers) {
         let group = usize::from(transfer.collective.group() == Group::Context);
-        let kind = match transfer.collective {
-            Collective::GatherWeights | Collective::GatherKeysValues | Collective::GatherScores => 0,
-            Collective::ScatterGradients | Collective::ScatterKeyValueGradients => 1,
-        };
+        let kind = usize::from(!transfer.collective.gathers());
         bytes[group][kind] += transfer.payload_bytes(mesh);
     }
     bytes
@@ -143,7 +140,7 @@ fn ranks_move_the_bytes_and_take_the_memory_that_are_planned() {
     for (data, context, recompute) in [(1, 2, true), (2, 2, false), (1, 3, false)] {
         let (config, mesh) = (model(data == 1), Mesh::new(1, data * context, context).expect("a mesh"));
         let results = on_ranks(0, mesh.world(), |device, place| {
-            let world = World::over_nccl(device, place, mesh, NEVER)?;
+            let world = World::over_nccl(device, place, mesh, &liveness(NEVER))?;
             let at = mesh.coordinates(world.ranks.rank());
             let what = format!("{data} x {context}, recompute {recompute}, rank {}", world.ranks.rank());
             let batch = batch_of(at.data);

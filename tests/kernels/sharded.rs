@@ -14,7 +14,7 @@ use learner::types::Batch;
 
 use crate::accept::assert_same_bits;
 use crate::inputs::Inputs;
-use crate::nccl::{NEVER, on_ranks};
+use crate::nccl::{NEVER, liveness, on_ranks};
 use crate::subject::{Emulated, settings};
 
 const VOCABULARY: usize = 61;
@@ -208,7 +208,7 @@ fn compare(config: ModelConfig, meshes: &[(usize, usize)], recompute: bool) {
         emulated.configure(&settings(run));
         let mesh = Mesh::new(1, data * context, context).expect("a mesh");
         let outcomes = on_ranks(run, mesh.world(), |device, place| {
-            let world = World::over_nccl(device, place, mesh, NEVER)?;
+            let world = World::over_nccl(device, place, mesh, &liveness(NEVER))?;
             let model = ShardedModel::load(device.clone(), directory.path(), &world).expect("a model");
             let outcome = train(&mut Policy::sharded(model), &world.ranks, mesh, recompute)?;
             world.ranks.barrier()?;

@@ -29,7 +29,7 @@ struct Rank {
 
 /// Deals chunks out in turn, each document starting one rank later than the one before.
 fn deal(batch: &Batch, ranks: usize) -> Vec<Rank> {
-    let lengths: Vec<usize> = batch.starts.windows(2).map(|bounds| bounds[1] - bounds[0]).collect();
+    let lengths: Vec<usize> = batch.lengths().collect();
     let owner = |document: usize, position: usize| (position / CHUNK + document) % ranks;
     let is_split = |document: usize| ranks > 1 && lengths[document] > CHUNK;
     let blocks = |document: usize| (0..lengths[document]).step_by(KEYS_PER_BLOCK);

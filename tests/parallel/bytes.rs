@@ -3,7 +3,7 @@
 use learner::collectives::Operation;
 use learner::device::CpuDevice;
 use learner::model::{ModelConfig, PassSettings};
-use learner::parallel::{Collective, ContextPlan, Group, Mesh, ShardedModel, World, micro_batch_schedule, pairs_per_token};
+use learner::parallel::{ContextPlan, Group, Mesh, ShardedModel, World, micro_batch_schedule, pairs_per_token};
 use learner::types::Batch;
 
 use crate::support::{batch, cotangents, local, mesh, on_ranks, qwen2, qwen3};
@@ -14,10 +14,7 @@ fn planned(config: &ModelConfig, mesh: &Mesh, batch: &Batch) -> [[u64; 2]; 2] {
     let mut bytes = [[0; 2]; 2];
     for transfer in micro_batch_schedule(config, mesh, &plan, size_of::<f32>()).into_iter().flat_map(|stage| stage.transfers) {
         let group = usize::from(transfer.collective.group() == Group::Context);
-        let kind = match transfer.collective {
-            Collective::GatherWeights | Collective::GatherKeysValues | Collective::GatherScores => 0,
-            Collective::ScatterGradients | Collective::ScatterKeyValueGradients => 1,
-        };
+        let kind = usize::from(!transfer.collective.gathers());
         bytes[group][kind] += transfer.payload_bytes(mesh);
     }
     bytes

@@ -86,7 +86,7 @@ fn one_rank(mut model: Model<CpuDevice>, batches: &[Batch], steps: usize) -> Out
         outcome.loss += loss;
     }
     outcome.gradients = named(gradients.tensors());
-    outcome.norm = gradients.global_norm();
+    outcome.norm = squares(&model.device().clone(), model.pieces(&gradients)).sqrt();
     let mut optimizer = Optimizer::default();
     for _ in 0..steps {
         gradients.clear();
@@ -96,6 +96,11 @@ fn one_rank(mut model: Model<CpuDevice>, batches: &[Batch], steps: usize) -> Out
     }
     outcome.weights = named(model.tensors());
     outcome
+}
+
+/// Of the gradients of one rank's pieces.
+fn squares<'a>(device: &CpuDevice, pieces: impl Iterator<Item = Piece<'a, CpuDevice>>) -> f64 {
+    pieces.map(|piece| device.sum_of_squares(piece.gradient)).fold(0.0, |sum, square| sum + square)
 }
 
 /// One rank of many. Every rank sees the losses of all and gathers all tensors; it has the scores of its own micro-batches.
@@ -129,7 +134,7 @@ fn one_of_many(ranks: Ranks, mesh: Mesh, directory: &Path, batches: &[Batch], se
         scores.extend(index.map(|index| (index, [alone, with_backward])));
     }
     let loss = sum(loss);
-    let norm = model.global_norm().expect("a norm");
+    let norm = sum(squares(&device, model.pieces())).sqrt();
     let mut gradients = BTreeMap::new();
     model.gather_gradients(|_| true, |name, _, values| drop(gradients.insert(name.to_owned(), values))).expect("gradients");
     let mut losses = Vec::new();

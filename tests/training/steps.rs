@@ -10,11 +10,12 @@ use crate::support::{Tensors, largest_difference, on_ranks, samples, settings, t
 
 const LENGTHS: [usize; 7] = [9, 300, 24, 41, 7, 150, 66];
 
-/// Three steps: two imitations and one of reinforcement, with what the last one found and the weights after it.
-fn three_steps(world: World<CpuDevice>, samples: &[Sample], step: &StepSettings) -> (Vec<StepMetrics>, Tensors, Vec<Vec<f32>>) {
+/// Two steps of imitation and two of reinforcement: what they found, the weights after them, and the log-probabilities before any.
+fn four_steps(world: World<CpuDevice>, samples: &[Sample], step: &StepSettings) -> (Vec<StepMetrics>, Tensors, Vec<Vec<f32>>) {
     let mut trainer = trainer(world, step);
     let clip = ClipSettings::default();
     let policy = PolicySettings { temperature: 0.9, clip: &clip };
+    let before = trainer.recompute_log_probs(samples, 0.9, step).expect("all ranks are there");
     let mut metrics = vec![
         trainer.imitation_step(samples, 1e-3, step).expect("all ranks are there"),
         trainer.imitation_step(samples, 1e-3, step).expect("all ranks are there"),
@@ -23,7 +24,7 @@ fn three_steps(world: World<CpuDevice>, samples: &[Sample], step: &StepSettings)
     metrics.push(trainer.policy_step(samples, None, &policy, 1e-3, step).expect("all ranks are there"));
     metrics.push(trainer.policy_step(samples, Some(&old), &policy, 1e-3, step).expect("all ranks are there"));
     let tensors = tensors(&mut trainer);
-    (metrics, tensors, old)
+    (metrics, tensors, before)
 }
 
 fn assert_alike(
@@ -39,6 +40,7 @@ fn assert_alike(
         assert_eq!(found.statistics.tokens, expected.statistics.tokens, "{what}");
         assert_eq!(found.mismatch.tokens, expected.mismatch.tokens, "{what}");
     }
+    assert_eq!(found.2, expected.2, "{what}: a log-probability depends on its own prefix alone");
     let difference = largest_difference(&found.1, &expected.1);
     println!("{what}: weights differ by {difference:.1e}");
     assert!(difference <= 1e-4, "{what}: weights differ by {difference}");
@@ -47,15 +49,16 @@ fn assert_alike(
 #[test]
 fn ranks_and_micro_batches_and_order_change_nothing() {
     let samples = samples(&LENGTHS, 1);
-    let expected = on_ranks(1, 1, |world| three_steps(world, &samples, &settings(4096))).remove(0);
+    let expected = on_ranks(1, 1, |world| four_steps(world, &samples, &settings(4096))).remove(0);
     for (ranks, context, tokens) in [(1, 1, 64), (2, 1, 100), (2, 2, 200), (3, 3, 64), (4, 2, 128), (3, 1, 4096)] {
-        let found = on_ranks(ranks, context, |world| three_steps(world, &samples, &settings(tokens)));
+        let found = on_ranks(ranks, context, |world| four_steps(world, &samples, &settings(tokens)));
         for (rank, found) in found.iter().enumerate() {
             assert_alike(found, &expected, &format!("rank {rank} of {ranks}, {context} share a sequence, {tokens} tokens"));
         }
     }
     let reversed: Vec<Sample> = samples.iter().rev().cloned().collect();
-    let found = on_ranks(2, 1, |world| three_steps(world, &reversed, &settings(100))).remove(0);
+    let mut found = on_ranks(2, 1, |world| four_steps(world, &reversed, &settings(100))).remove(0);
+    found.2.reverse();
     assert_alike(&found, &expected, "reversed");
 }
 
@@ -63,7 +66,7 @@ fn ranks_and_micro_batches_and_order_change_nothing() {
 fn layers_run_again_and_moments_on_the_host_give_the_same_bits() {
     let samples = samples(&LENGTHS, 2);
     for ranks in [1, 2] {
-        let run = |step: StepSettings| on_ranks(ranks, 1, |world| three_steps(world, &samples, &step).1).remove(0);
+        let run = |step: StepSettings| on_ranks(ranks, 1, |world| four_steps(world, &samples, &step).1).remove(0);
         let plain = run(settings(128));
         assert_eq!(plain, run(StepSettings { recompute: true, ..settings(128) }));
         assert_eq!(plain, run(StepSettings { offload_optimizer: true, ..settings(128) }));

@@ -106,7 +106,11 @@ pub fn accepted<R: Real>(tokens: &SampledTokens<R>, rejections: &[RejectionSetti
     let mut accepted = tokens.trained.to_vec();
     for rejection in rejections {
         let statistic = |token: usize| {
-            let log_ratio = tokens.log_ratio(token).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT);
+            let log_ratio = tokens.log_ratio(token);
+            if !log_ratio.is_finite() {
+                return f64::NAN; // no condition accepts it, nor what it is summed into
+            }
+            let log_ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT);
             match rejection.statistic {
                 Statistic::K1 => log_ratio,
                 Statistic::K2 => 0.5 * log_ratio * log_ratio,
@@ -222,6 +226,12 @@ mod tests {
         assert_eq!(accepted(&tokens(&broken), &condition(Over::Token)), [false, false, true, false, false]);
         for over in [Over::SequenceSum, Over::SequenceMean, Over::SequenceMax] {
             assert_eq!(accepted(&tokens(&broken), &condition(over)), [false; 5], "{over:?}");
+        }
+        // k3 of the limit that -inf would be held to is 19, and small in a mean.
+        let vanished = [f64::NEG_INFINITY, f64::NAN, 0.0, 0.0, 0.0];
+        assert_eq!(accepted(&tokens(&vanished), &condition(Over::Token)), [false, false, true, true, true]);
+        for over in [Over::SequenceSum, Over::SequenceMean, Over::SequenceMax] {
+            assert_eq!(accepted(&tokens(&vanished), &condition(over)), [false, false, false, true, true], "{over:?}");
         }
     }
 

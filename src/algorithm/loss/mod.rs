@@ -10,7 +10,7 @@ mod statistics;
 use std::ops::Range;
 
 pub use aggregation::{Aggregation, Denominators};
-pub use divergence::{KlEstimator, KlSettings, estimate};
+pub use divergence::{KlEstimator, KlSettings};
 pub use settings::{ClipSettings, LossSettings, Objective};
 pub use statistics::LossStatistics;
 

@@ -7,6 +7,7 @@ mod inputs;
 mod kernels;
 mod rollout;
 mod step;
+mod step_figures;
 mod step_ranks;
 mod trace;
 

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-use super::figures::{MemoryTable, Spread, percent, phase_line, timed, utilisation};
+use super::figures::{MemoryTable, Spread, phase_line, timed};
+use super::step_figures::{STEP_NOTES, StepFigures, tokens_per_second};
 use super::trace::{self, OperationTime};
 use super::{ModelArguments, Subject, step_ranks};
 use crate::algorithm::ClipSettings;
@@ -105,57 +106,14 @@ const PROMPT_SHARE: f64 = 0.25;
 
 #[derive(Serialize)]
 struct StepReport {
-    benchmark: &'static str,
-    device: String,
-    devices: usize,
-    model: String,
-    parameters: usize,
-    context: usize,
-    sequence_lengths: Vec<usize>,
-    micro_batch_tokens: usize,
-    tokens: usize,
-    trained_tokens: usize,
-    steps: usize,
-    step_ms: Spread,
-    tokens_per_second_per_device: f64,
-    flops: FlopsReport,
-    mfu_c6: Option<f64>,
-    mfu_c12: Option<f64>,
+    #[serde(flatten)]
+    step: StepFigures,
     memory: MemoryTable,
     /// Of one traced step, in which every operation is waited for.
     phases_ms: BTreeMap<&'static str, f64>,
     operations: Vec<OperationTime>,
     notes: Vec<&'static str>,
 }
-
-/// Of one step.
-#[derive(Serialize)]
-pub struct FlopsReport {
-    matrices: f64,
-    attention_c6: f64,
-    attention_c12: f64,
-    /// Of one device.
-    peak_per_second: Option<f64>,
-}
-
-impl FlopsReport {
-    pub fn of(flops: &StepFlops, peak: Option<f64>) -> FlopsReport {
-        FlopsReport {
-            matrices: flops.matrices,
-            attention_c6: StepFlops::CAUSAL * flops.attention_squares,
-            attention_c12: StepFlops::FULL * flops.attention_squares,
-            peak_per_second: peak,
-        }
-    }
-}
-
-/// What holds of every step, on however many ranks.
-pub const STEP_NOTES: [&str; 3] = [
-    "MFU = FLOPs / (median step seconds x peak of dense bf16); n/a where the peak of the device is not known",
-    "FLOPs = 6 x (layer matrices x tokens + head x trained tokens) + c x layers x query width x sum of length^2; c = 6 counts the \
-     causal half of attention, c = 12 the whole square; what is computed again in the backward is not counted",
-    "tokens per second count every token of a step, prompts too; the step is a policy step with its optimizer update",
-];
 
 const TRACE_NOTE: &str =
     "phases and operations are of one more step in which each operation is waited for: their sum exceeds an untraced step";
@@ -242,11 +200,6 @@ pub fn one_rank_speed<D: Device>(device: D, subject: &Subject, arguments: &StepA
     Ok(tokens_per_second(step.tokens(), &Spread::of(step.times(&mut trainer, arguments.steps)?)))
 }
 
-/// At the median of the steps' milliseconds.
-pub fn tokens_per_second(tokens: usize, step_ms: &Spread) -> f64 {
-    tokens as f64 / (step_ms.median / 1e3)
-}
-
 struct Measuring<'a> {
     arguments: &'a StepArguments,
     subject: Subject,
@@ -265,7 +218,6 @@ fn measure<D: Device>(model: Model<Traced<D>>, arguments: &StepArguments) -> Res
     let (device, context) = (model.device().clone(), arguments.model.context);
     let world = setup::world_of_one(&device)?;
     let repeated = RepeatedStep::new(arguments, model.config().vocabulary, &world.mesh);
-    let flops = repeated.flops(model.config());
     let mut trainer = repeated.trainer(Policy::whole(model), world);
     repeated.times(&mut trainer, arguments.warm_up)?;
     let times = repeated.times(&mut trainer, arguments.steps)?;
@@ -274,26 +226,9 @@ fn measure<D: Device>(model: Model<Traced<D>>, arguments: &StepArguments) -> Res
     let spans = device.stop_recording();
     trace::write(arguments.model.trace.as_deref(), &spans, "learner bench step")?;
 
-    let step_ms = Spread::of(times);
     let model = trainer.sampler().map_err(CliError::failed)?;
-    let peak = device.peaks().map(|peaks| peaks.tensor_flops);
     Ok(StepReport {
-        benchmark: "step",
-        device: device.describe(),
-        devices: 1,
-        model: arguments.model.model.display().to_string(),
-        parameters: model.parameter_count(),
-        context,
-        sequence_lengths: repeated.lengths(),
-        micro_batch_tokens: context,
-        tokens: repeated.tokens(),
-        trained_tokens: repeated.trained_tokens(),
-        steps: arguments.steps,
-        step_ms,
-        tokens_per_second_per_device: tokens_per_second(repeated.tokens(), &step_ms),
-        flops: FlopsReport::of(&flops, peak),
-        mfu_c6: utilisation(flops.total(StepFlops::CAUSAL), step_ms.median, peak),
-        mfu_c12: utilisation(flops.total(StepFlops::FULL), step_ms.median, peak),
+        step: StepFigures::of(&repeated, arguments, model.config(), model.parameter_count(), &device, 1, Spread::of(times)),
         memory: MemoryTable::of(model, Some((context, arguments.recompute)), 0),
         phases_ms: trace::phase_times(&spans, traced),
         operations: trace::operation_times(&spans),
@@ -321,19 +256,10 @@ fn made_up_samples(context: usize, vocabulary: usize, replicas: usize) -> Vec<Sa
 impl StepReport {
     fn text(&self) -> String {
         let lines = [
-            format!("{}, {} parameters, on {}", self.model, self.parameters, self.device),
-            format!(
-                "  step            {:.2} ms median ({:.2} to {:.2} over {} steps), {} tokens of which {} trained, context {}",
-                self.step_ms.median,
-                self.step_ms.min,
-                self.step_ms.max,
-                self.steps,
-                self.tokens,
-                self.trained_tokens,
-                self.context
-            ),
-            format!("  tokens/s        {:.0} per device", self.tokens_per_second_per_device),
-            format!("  MFU             {} at c=6, {} at c=12", percent(self.mfu_c6), percent(self.mfu_c12)),
+            self.step.heading(),
+            self.step.line(),
+            format!("  tokens/s        {:.0} per device", self.step.tokens_per_second_per_device),
+            self.step.utilisation_line(),
             format!("  memory          {} ({})", self.memory.line(), self.memory.source),
             format!("  time by phase   {}", phase_line(&self.phases_ms)),
         ];

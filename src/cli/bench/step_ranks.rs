@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::Subject;
-use super::figures::{Spread, peak_resident_bytes, percent, utilisation};
-use super::step::{FlopsReport, OneRank, RepeatedStep, STEP_NOTES, StepArguments, one_rank_speed, tokens_per_second};
+use super::figures::{Spread, peak_resident_bytes};
+use super::step::{OneRank, RepeatedStep, StepArguments, one_rank_speed};
+use super::step_figures::{STEP_NOTES, StepFigures};
 use crate::cli::agree::{self, Facts};
 use crate::cli::device::{self, RankWork};
 use crate::cli::launch::Node;
@@ -13,7 +14,6 @@ use crate::cli::{CliError, OutputArguments, print_json, print_text};
 use crate::collectives::{Operation, Traffic};
 use crate::config::RunFile;
 use crate::device::{Device, DeviceChoice};
-use crate::model::StepFlops;
 use crate::parallel::World;
 use crate::train::Policy;
 use crate::types::{self, bytes};
@@ -106,39 +106,23 @@ impl RankWork for RankMeasuring<'_> {
             return Ok(());
         }
 
-        let peak = device.peaks().map(|peaks| peaks.tensor_flops);
-        let (flops, count) = (step.flops(&config), mesh.world());
+        let count = mesh.world();
         let slowest = |index: usize| all.iter().map(|rank| rank.step_ms[index]).fold(0.0, f64::max);
         let step_ms = Spread::of((0..arguments.steps).map(slowest).collect());
-        let share = |c: f64| utilisation(flops.total(c) / count as f64, step_ms.median, peak);
-        let speed = tokens_per_second(step.tokens(), &step_ms);
+        let step = StepFigures::of(&step, arguments, &config, parameters, &device, count, step_ms);
+        let speed = step.tokens_per_second_per_device;
         let report = StepRanksReport {
-            benchmark: "step",
-            device: device.describe(),
-            devices: count,
+            step,
             nodes: mesh.world_placement().nodes,
             data_parallel: mesh.data(),
             context_parallel: mesh.context(),
-            model: arguments.model.model.display().to_string(),
-            parameters,
-            context: arguments.model.context,
-            sequence_lengths: step.lengths(),
-            micro_batch_tokens: arguments.model.context,
             recompute: arguments.recompute,
-            tokens: step.tokens(),
-            trained_tokens: step.trained_tokens(),
-            steps: arguments.steps,
-            step_ms,
-            tokens_per_second: speed,
-            tokens_per_second_per_device: speed / count as f64,
-            flops: FlopsReport::of(&flops, peak),
-            mfu_c6: share(StepFlops::CAUSAL),
-            mfu_c12: share(StepFlops::FULL),
+            tokens_per_second: speed * count as f64,
             collectives,
             collective_ms: Spread::of(all.iter().map(|rank| rank.collective_ms).collect()),
             exposed_ms: Spread::of(all.iter().map(|rank| rank.exposed_ms).collect()),
             memory: PeakMemory { source: memory_source, bytes_by_rank: all.iter().map(|rank| rank.peak_bytes).collect() },
-            scaling: Scaling::of(speed / count as f64, device, subject, arguments)?,
+            scaling: Scaling::of(speed, device, subject, arguments)?,
             notes: notes(arguments.model.device),
         };
         let printed = if output.json { print_json(&report) } else { print_text(&report.text()) };
@@ -230,29 +214,14 @@ impl Scaling {
 
 #[derive(Serialize)]
 struct StepRanksReport {
-    benchmark: &'static str,
-    device: String,
-    devices: usize,
+    #[serde(flatten)]
+    step: StepFigures,
     nodes: usize,
     data_parallel: usize,
     context_parallel: usize,
-    model: String,
-    parameters: usize,
-    context: usize,
-    /// Of all replicas.
-    sequence_lengths: Vec<usize>,
-    /// Over the ranks that share it.
-    micro_batch_tokens: usize,
     recompute: bool,
-    tokens: usize,
-    trained_tokens: usize,
-    steps: usize,
-    step_ms: Spread,
+    /// Of all ranks together.
     tokens_per_second: f64,
-    tokens_per_second_per_device: f64,
-    flops: FlopsReport,
-    mfu_c6: Option<f64>,
-    mfu_c12: Option<f64>,
     collectives: Vec<CollectiveFigures>,
     /// Over the ranks, per step.
     collective_ms: Spread,
@@ -283,23 +252,14 @@ fn notes(choice: DeviceChoice) -> Vec<&'static str> {
 impl StepRanksReport {
     fn text(&self) -> String {
         let mut lines = vec![
-            format!("{}, {} parameters, on {}", self.model, self.parameters, self.device),
+            self.step.heading(),
             format!(
                 "  ranks           {} on {} nodes: {} data parallel x {} context parallel",
-                self.devices, self.nodes, self.data_parallel, self.context_parallel
+                self.step.devices, self.nodes, self.data_parallel, self.context_parallel
             ),
-            format!(
-                "  step            {:.2} ms median ({:.2} to {:.2} over {} steps), {} tokens of which {} trained, context {}",
-                self.step_ms.median,
-                self.step_ms.min,
-                self.step_ms.max,
-                self.steps,
-                self.tokens,
-                self.trained_tokens,
-                self.context
-            ),
-            format!("  tokens/s        {:.0}, {:.0} per device", self.tokens_per_second, self.tokens_per_second_per_device),
-            format!("  MFU             {} at c=6, {} at c=12", percent(self.mfu_c6), percent(self.mfu_c12)),
+            self.step.line(),
+            format!("  tokens/s        {:.0}, {:.0} per device", self.tokens_per_second, self.step.tokens_per_second_per_device),
+            self.step.utilisation_line(),
         ];
         lines.extend(self.collectives.iter().map(CollectiveFigures::line));
         lines.push(format!(
@@ -318,7 +278,7 @@ impl StepRanksReport {
                 scaling.one_rank_tokens_per_second,
                 scaling.source,
                 types::percent(scaling.share),
-                self.devices
+                self.step.devices
             ),
             None => "  one rank        n/a".into(),
         });

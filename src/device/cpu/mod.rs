@@ -108,9 +108,6 @@ impl Device for CpuDevice {
     fn copy_part(&self, from: &Vec<f32>, from_offset: usize, to: &mut Vec<f32>, to_offset: usize, length: usize) {
         to[to_offset..to_offset + length].copy_from_slice(&from[from_offset..from_offset + length]);
     }
-    fn copy(&self, from: &Vec<f32>, to: &mut Vec<f32>, length: usize) {
-        to[..length].copy_from_slice(&from[..length]);
-    }
     fn scale(&self, buffer: &mut Vec<f32>, factor: f32) {
         buffer.iter_mut().for_each(|value| *value *= factor);
     }

@@ -4,8 +4,8 @@
 //! From the ground up: `error` says what went wrong; `emulator` loads the emulated GPU; `driver` is one GPU and its stream;
 //! `nccl` its end of a communicator; `allocator` its memory by purpose; `embedded` the compiled kernels, `arguments` what they take,
 //! `launch` how they start; `opening` makes a device of all this; `buffers`, `indices` and `pages` are what it works on. Above these
-//! lie the operations: `rows`, `gemm` (with `cublaslt` to
-//! measure against), `attention`, `blocks`, `head`, `optimizer`. The kernels themselves are in `cuda/`.
+//! lie the operations: `rows`, `gemm` (with `cublaslt` to measure against), `attention`, `blocks`, `head`, `optimizer`. The kernels
+//! themselves are in `cuda/`.
 //!
 //! Nothing here depends on where memory lies or on how many multiprocessors a card has, but for speed: the same inputs give the
 //! same bits.
@@ -208,9 +208,6 @@ impl Device for CudaDevice {
     }
     fn copy_part(&self, from: &Buffer, from_offset: usize, to: &mut Buffer, to_offset: usize, length: usize) {
         self.copy_buffer(from, from_offset, to, to_offset, length);
-    }
-    fn copy(&self, from: &Buffer, to: &mut Buffer, length: usize) {
-        self.copy_buffer(from, 0, to, 0, length);
     }
     fn scale(&self, buffer: &mut Buffer, factor: f32) {
         self.scale_buffer(buffer, factor);

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::TICK;
+
 /// Status line and headers, or the line before a chunk, at most.
 const MOST_HEAD: usize = 64 << 10;
 /// A body, at most.
 const MOST_BODY: usize = 4 << 20;
-/// How often a request that waits asks whether to give up.
-const TICK: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HttpError {

@@ -66,6 +66,11 @@ pub(super) fn plans(settings: &Settings, place: &Place, visible: &Option<String>
 }
 
 impl Plan {
+    /// Where what the server prints goes.
+    fn log(&self, place: &Place) -> PathBuf {
+        place.logs.join(format!("{}-{}.log", place.node, self.port))
+    }
+
     pub(super) fn job(&self, settings: &Settings, place: &Place, weights: &Weights) -> Job {
         // `Weights::of` lets no other path through.
         let model = weights.directory.to_str().unwrap_or_default();
@@ -73,7 +78,7 @@ impl Plan {
             command: settings.command_for(model, &place.host, self.port, &self.gpus),
             environment: settings.environment_for(&self.gpus),
             without: LAUNCHERS_VARIABLES.map(str::to_string).to_vec(),
-            log: place.logs.join(format!("{}-{}.log", place.node, self.port)),
+            log: self.log(place),
             log_bytes: settings.log_bytes,
             stop_seconds: settings.stop_seconds,
         }
@@ -106,7 +111,7 @@ impl Watcher {
         board: &Arc<Board>,
         on_notice: &OnNotice,
     ) -> Watcher {
-        let log = place.logs.join(format!("{}-{}.log", place.node, plan.port));
+        let log = plan.log(place);
         let (settings, place) = (settings.clone(), place.clone());
         Watcher { index, plan, settings, place, board: Arc::clone(board), on_notice: Arc::clone(on_notice), log }
     }
