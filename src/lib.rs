@@ -1,11 +1,12 @@
 //! `learner` trains Qwen coding agents with reinforcement learning. This file is the map of the house: rooms are listed by
 //! floor, an import runs only downward, and `tests/house.rs` holds the code to this order.
 
-// Floor 0: words, maths, devices, text.
+// Floor 0: words, maths, devices, text, connections.
 pub mod algorithm;
 pub mod device;
 pub mod text;
 pub mod types;
+pub mod wire;
 
 // Floor 1: the model, how ranks speak to each other, where programs run, what there is to solve.
 pub mod collectives;

@@ -11,11 +11,12 @@ use serde::Serialize;
 
 use super::{CliError, open_files};
 use crate::collectives::launch::{Flags, Found, Launch, describe};
-use crate::collectives::{Rendezvous, RendezvousError, Token, host_name, join};
+use crate::collectives::{Rendezvous, RendezvousError, host_name, join};
 use crate::config::RunFile;
 use crate::device::{CudaDevice, DeviceChoice};
 use crate::model::ModelConfig;
 use crate::parallel::{GpuSpecification, Mesh, Ranks, Workload, candidates};
+use crate::wire::Token;
 
 /// Of these flags in `--help`.
 pub const HEADING: &str = "Many nodes (docs/many-ranks.md)";

@@ -16,6 +16,7 @@ mod ranks;
 mod restart;
 pub mod sandbox;
 pub mod score;
+mod serve;
 mod servers;
 mod setup;
 mod signals;

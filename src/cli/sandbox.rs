@@ -6,11 +6,15 @@ use std::io::Write;
 use clap::Args;
 
 use super::CliError;
+use super::serve::{self, ServeArguments};
 use crate::sandbox::{Limits, Request, RunResult, RunVerdict, Sandbox, SandboxError, Settings, Tier};
 
-/// Run a command in the sandbox.
+/// Run a command in the sandbox, or offer sandboxes to other machines.
 #[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct SandboxArguments {
+    #[command(subcommand)]
+    pub serve: Option<SandboxCommand>,
     /// Use exactly this tier: `a` (namespaces) or `b` (Landlock and seccomp); default: the strongest that works.
     #[arg(long, value_parser = parse_tier)]
     pub tier: Option<Tier>,
@@ -40,7 +44,13 @@ pub struct SandboxArguments {
     pub command: Vec<String>,
 }
 
-fn parse_tier(text: &str) -> Result<Tier, String> {
+#[derive(clap::Subcommand, Clone, Debug)]
+pub enum SandboxCommand {
+    /// Offer this machine's sandboxes to learners elsewhere (`sandbox.runners` of their run files)
+    Serve(ServeArguments),
+}
+
+pub(super) fn parse_tier(text: &str) -> Result<Tier, String> {
     match text {
         "a" | "A" => Ok(Tier::A),
         "b" | "B" => Ok(Tier::B),
@@ -54,6 +64,9 @@ fn parse_tier(text: &str) -> Result<Tier, String> {
 /// # Errors
 /// [`CliError::Failed`] when the command did not exit with 0, [`CliError::Refused`] when there is no such sandbox here.
 pub fn run(arguments: &SandboxArguments, json: bool) -> Result<(), CliError> {
+    if let Some(SandboxCommand::Serve(arguments)) = &arguments.serve {
+        return serve::run(arguments);
+    }
     let settings = Settings { tier: arguments.tier, limits: limits(arguments), ..Settings::default() };
     let sandbox = Sandbox::start(&settings).map_err(|error| match error {
         SandboxError::Broken(_) => CliError::Failed(error.to_string()),

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::handshake::{read_frame, write_frame};
+use super::greeting::read_frame;
 use super::health::{Health, Liveness, Wait};
 use super::{CollectiveError, Failure, Operation};
+use crate::wire::write_frame;
 
 /// What goes over a control connection once the world is whole.
 #[derive(Debug, Serialize, Deserialize)]

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::Token;
 use super::nodelist::first_host;
+use crate::wire::Token;
 
 /// Where rank 0 listens if nothing else is said; rank r listens at this port + r.
 pub const DEFAULT_PORT: u16 = 29_600;

@@ -8,8 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::handshake::{self, Caller, HandshakeError, Purpose, Reply};
-use super::token::Token;
+use super::greeting::{self, Caller, Purpose, Reply};
+use crate::wire::HandshakeError;
+use crate::wire::Token;
 
 /// How long a stranger may take to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -145,7 +146,7 @@ impl Shared {
         if let Err(error) = prepared {
             return Some(error.to_string());
         }
-        let caller = match handshake::answer(stream, &self.token, Instant::now() + HANDSHAKE) {
+        let caller = match greeting::answer(stream, &self.token, Instant::now() + HANDSHAKE) {
             Ok(caller) => caller,
             // Came and went: what probes of a cluster do all day.
             Err(HandshakeError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof => return None,

@@ -27,7 +27,7 @@
 mod control;
 mod element;
 mod error;
-mod handshake;
+mod greeting;
 mod health;
 mod host;
 pub mod launch;
@@ -36,7 +36,6 @@ mod local;
 mod nodelist;
 mod rendezvous;
 mod tcp;
-mod token;
 mod traffic;
 
 pub use element::{Element, Number};
@@ -46,7 +45,6 @@ pub use host::{HostCollectives, Transport};
 pub use local::{LocalCollectives, local_world};
 pub use rendezvous::{PROTOCOL, Rendezvous, RendezvousError, host_name, join};
 pub use tcp::TcpCollectives;
-pub use token::Token;
 pub(crate) use traffic::Recorder;
 pub use traffic::{Count, Operation, Traffic};
 

@@ -13,14 +13,15 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::CollectiveError;
 use super::control::Control;
-pub use super::handshake::PROTOCOL;
-use super::handshake::{self, Caller, HandshakeError, Purpose, Reply, Request, read_frame, write_frame};
+pub use super::greeting::PROTOCOL;
+use super::greeting::{self, Caller, Purpose, Reply, Request, read_frame};
 use super::health::{Health, Liveness};
 use super::host::barrier;
 use super::listener::{Listener, Notice};
 use super::tcp::{Tcp, TcpCollectives, World, connect};
-use super::{CollectiveError, Token};
+use crate::wire::{HandshakeError, Token, write_frame};
 
 /// Where and as whom a rank joins a world.
 #[derive(Clone)]
@@ -317,14 +318,14 @@ fn call(settings: &Rendezvous, port: u16) -> Result<TcpCollectives, RendezvousEr
                     let port = port + *rank as u16;
                     listening = Some(started.map_err(|source| RendezvousError::Port { rank: *rank, port, source })?);
                 }
-                match handshake::call(&stream, token, &request, own_deadline.min(Instant::now() + SILENCE)) {
+                match greeting::call(&stream, token, &request, own_deadline.min(Instant::now() + SILENCE)) {
                     Ok(Reply::Accepted) => break (stream, address),
                     // This rank may be back before the coordinator has noticed that the run has to begin again.
                     Ok(Reply::Full(_)) if full_since.get_or_insert_with(Instant::now).elapsed() < settings.liveness.ending() => {}
                     Ok(Reply::Refused(reason) | Reply::Full(reason)) => {
                         return Err(RendezvousError::Refused { coordinator: coordinator.clone(), rank: *rank, reason });
                     }
-                    Err(HandshakeError::Token) => {
+                    Err(HandshakeError::Token(_)) => {
                         return Err(RendezvousError::Token { coordinator: coordinator.clone(), rank: *rank });
                     }
                     Err(HandshakeError::Io(error)) => problem = error.to_string(),

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::control::Control;
-use super::handshake::{self, HandshakeError, Purpose, Reply, Request};
+use super::greeting::{self, Purpose, Reply, Request};
 use super::health::{Health, Liveness, Wait};
 use super::host::{HostCollectives, Incoming, Label, Outgoing, Transport};
 use super::listener::Listener;
 use super::local::mismatch;
-use super::token::Token;
 use super::{CollectiveError, Failure, Operation, Reduction};
+use crate::wire::HandshakeError;
+use crate::wire::Token;
 
 /// The collectives of one rank of a world of processes, from [`join`](super::join).
 pub type TcpCollectives = HostCollectives<Tcp>;
@@ -222,7 +223,7 @@ impl World {
             self.health.check()?;
             let patience = deadline.min(Instant::now() + Duration::from_secs(10));
             let answer = connect(address, patience).map_err(HandshakeError::from).and_then(|stream| {
-                let reply = handshake::call(&stream, &self.token, &request, patience)?;
+                let reply = greeting::call(&stream, &self.token, &request, patience)?;
                 Ok((stream, reply))
             });
             match answer {

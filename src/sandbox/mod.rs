@@ -5,6 +5,7 @@
 //! Sandbox::run     any command in a fresh tree              -> RunResult (verdict, usage, output)
 //! run_python_tests named tests over code, warm or cold      -> TestRun   (outcome of every test seen to end)
 //! Sandbox::session many commands over one tree              -> Session   (a result each, and what they changed)
+//! Server           the same for other machines              -> `sandbox.runners` of their run files
 //! ```
 //!
 //! Every run gets its own tree of files, its own limits and (tier A) its own namespaces; nothing of it survives it. Trouble
@@ -13,7 +14,9 @@
 
 mod limits;
 mod output;
+mod remote;
 mod request;
+mod runners;
 mod session;
 mod snapshot;
 
@@ -33,7 +36,9 @@ use serde::{Deserialize, Serialize};
 pub use limits::Limits;
 #[cfg(target_os = "linux")]
 pub use linux::kill_descendants;
+pub use remote::{ServeSettings, Server, TOKEN_VARIABLE, token};
 pub use request::{Accounting, LimitsHit, Mechanisms, Request, RunResult, RunVerdict, TestRequest, TestRun, TreeSource};
+use runners::Runners;
 pub use session::{Change, Now, Session, SessionRequest};
 pub use snapshot::Snapshot;
 
@@ -84,6 +89,14 @@ pub struct Settings {
     pub warm_interpreter: bool,
     /// The Python to run tests with; absent: the first on PATH that is at least 3.9 and runs in the sandbox.
     pub python: Option<PathBuf>,
+    /// Other machines that take part, as HOST:PORT of a `learner sandbox serve`. Every address of a name is one, and a name is looked
+    /// up again while the run goes on.
+    pub runners: Vec<String>,
+    /// Whether this machine takes part too.
+    pub local: bool,
+    /// The file of the secret that runners share with their clients; absent: it is in LEARNER_SANDBOX_TOKEN.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
 }
 
 impl Default for Settings {
@@ -97,6 +110,9 @@ impl Default for Settings {
             copy_trees: false,
             warm_interpreter: true,
             python: None,
+            runners: Vec::new(),
+            local: true,
+            token_file: None,
         }
     }
 }
@@ -123,7 +139,7 @@ pub enum SandboxError {
 /// A place to run programs in. Cheap to clone; runs may be started from any number of threads.
 #[derive(Clone)]
 pub struct Sandbox {
-    engine: Arc<linux::Engine>,
+    runners: Arc<Runners>,
 }
 
 impl Sandbox {
@@ -134,21 +150,21 @@ impl Sandbox {
     /// works, naming the mechanism that was refused; [`SandboxError::Settings`] for a limit of zero.
     pub fn start(settings: &Settings) -> Result<Sandbox, SandboxError> {
         settings.limits.check()?;
-        Ok(Sandbox { engine: Arc::new(linux::Engine::start(settings)?) })
+        Ok(Sandbox { runners: Arc::new(Runners::start(settings)?) })
     }
 
     pub fn tier(&self) -> Tier {
-        self.engine.tier()
+        self.runners.tier()
     }
 
     /// Runs at the same time.
     pub fn parallel(&self) -> usize {
-        self.engine.parallel()
+        self.runners.parallel()
     }
 
     /// What is held by which mechanism, for the header of a run and for `doctor`: `("network", "own network namespace")`.
     pub fn guarantees(&self) -> Vec<(String, String)> {
-        self.engine.guarantees()
+        self.runners.guarantees()
     }
 
     /// The interpreter that runs Python tests, and its version.
@@ -156,12 +172,12 @@ impl Sandbox {
     /// # Errors
     /// [`SandboxError::Python`] when none was found that runs in the sandbox.
     pub fn python(&self) -> Result<(PathBuf, String), SandboxError> {
-        self.engine.python()
+        self.runners.python()
     }
 
     /// Runs a command in a fresh tree that holds `request.files` and is its working directory.
     pub fn run(&self, request: &Request) -> RunResult {
-        self.engine.run(request)
+        self.runners.run(request)
     }
 
     /// Starts a session: a tree over which many commands will run.
@@ -169,12 +185,12 @@ impl Sandbox {
     /// # Errors
     /// [`SandboxError::Broken`] when the tree cannot be set up, [`SandboxError::Settings`] for a limit of zero.
     pub fn session(&self, request: &SessionRequest) -> Result<Session, SandboxError> {
-        linux::Engine::session(&self.engine, request).map(Session::new)
+        self.runners.session(request).map(Session::new)
     }
 
     /// Runs named tests, in order, in a fresh tree. A test counts as passed only if the runner saw it return.
     pub fn run_python_tests(&self, request: &TestRequest) -> TestRun {
-        self.engine.run_python_tests(request)
+        self.runners.run_python_tests(request)
     }
 }
 

@@ -8,11 +8,12 @@ use super::{Limits, Snapshot, Tier};
 use crate::types::Workspace;
 
 /// A command to run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Request {
     /// The program, found on the sandbox's PATH, and its arguments. Standard input is empty.
     pub argv: Vec<String>,
     /// What the fresh working directory starts from; absent: nothing. In a session the tree is the session's.
+    #[serde(skip)]
     pub tree: Option<Snapshot>,
     /// Laid on top. They always win: whatever is in the way of one (a link, a directory) is removed.
     pub files: Workspace,
@@ -23,9 +24,10 @@ pub struct Request {
 }
 
 /// Python tests to run: plain functions that take no argument and pass by returning.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TestRequest {
     /// What the fresh working directory starts from; absent: nothing.
+    #[serde(skip)]
     pub tree: Option<Snapshot>,
     /// Code and test files, laid on top of the tree; modules are importable by relative path.
     pub files: Workspace,

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Limits, Request, RunResult, Snapshot, Tier, linux};
+use super::runners::PlacedSession;
+use super::{Limits, Request, RunResult, Snapshot, Tier};
 use crate::types::Workspace;
 
 /// What a session is started with.
@@ -21,22 +22,28 @@ pub struct SessionRequest {
 ///
 /// A session between two commands has no process of a program's and holds no place in the pool.
 pub struct Session {
-    inner: linux::Session,
+    inner: PlacedSession,
 }
 
 impl Session {
-    pub(super) fn new(inner: linux::Session) -> Session {
+    pub(super) fn new(inner: PlacedSession) -> Session {
         Session { inner }
     }
 
     pub fn tier(&self) -> Tier {
-        self.inner.tier()
+        match &self.inner {
+            PlacedSession::Here(session) => session.tier(),
+            PlacedSession::There(session) => session.tier(),
+        }
     }
 
     /// Runs a command in the session's tree, with `request.files` laid into it before. Waits for a place first.
     /// `request.limits` may differ from the session's except for `workspace_bytes`, which is the session's in tier A.
     pub fn run(&mut self, request: &Request) -> RunResult {
-        self.inner.run(request)
+        match &mut self.inner {
+            PlacedSession::Here(session) => session.run(request),
+            PlacedSession::There(session) => session.run(request),
+        }
     }
 
     /// What is changed, added and removed in the working directory against the tree it started from, by name. Contents of at
@@ -45,7 +52,10 @@ impl Session {
     /// # Errors
     /// One line if the tree cannot be read: a fault of ours, not of what ran in the session.
     pub fn read_changes(&mut self, max_bytes: u64) -> Result<Vec<Change>, String> {
-        self.inner.read_changes(max_bytes)
+        match &mut self.inner {
+            PlacedSession::Here(session) => session.read_changes(max_bytes),
+            PlacedSession::There(session) => session.read_changes(max_bytes),
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use learner::collectives::Token;
 use learner::collectives::launch::{Flags, Found, Launch, Launcher, describe};
+use learner::wire::Token;
 
 fn variables(text: &str) -> BTreeMap<String, String> {
     let pair = |line: &str| {

@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use learner::collectives::{Collectives, Liveness, PROTOCOL, Reduction, RendezvousError, TcpCollectives, Token, join};
+use learner::collectives::{Collectives, Liveness, PROTOCOL, Reduction, RendezvousError, TcpCollectives, join};
+use learner::wire::Token;
 use proptest::prelude::*;
 
 use crate::support::{CALM, Notices, free_ports, on_ranks, rendezvous, wait_until};

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use learner::collectives::{Liveness, LocalCollectives, Rendezvous, RendezvousError, TcpCollectives, Token, join, local_world};
+use learner::collectives::{Liveness, LocalCollectives, Rendezvous, RendezvousError, TcpCollectives, join, local_world};
+use learner::wire::Token;
 
 /// Longer than anything here takes on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(90);

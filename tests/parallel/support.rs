@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use learner::collectives::{Liveness, Rendezvous, RendezvousError, Token, join};
+use learner::collectives::{Liveness, Rendezvous, RendezvousError, join};
 use learner::device::CpuDevice;
 use learner::model::{Cotangents, Family, Model, ModelConfig, Scores};
 use learner::parallel::{Mesh, Ranks};
 use learner::types::{Batch, Key, Purpose};
+use learner::wire::Token;
 
 /// Longer than anything here takes on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);

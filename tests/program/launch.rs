@@ -338,7 +338,7 @@ fn words(flags: &[String]) -> Vec<String> {
 #[test]
 fn files_of_deploy_name_flags_that_exist_and_say_where_a_node_stands() {
     let slurm = words(&flags("slurm.sbatch", |line| line.starts_with("\"$LEARNER\" train"), ""));
-    let kubernetes = words(&flags("kubernetes.yaml", |line| line == "args:", "- "));
+    let kubernetes = words(&flags("kubernetes/learner.yaml", |line| line == "args:", "- "));
     let help = text(&learner(&["train", "--help"]).output().expect("the program starts").stdout);
     for flag in slurm.iter().chain(&kubernetes).filter(|word| word.starts_with("--")) {
         assert!(help.split([' ', '\n', ',']).any(|word| word == flag), "{flag} is no flag of learner train");

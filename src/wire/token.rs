@@ -1,19 +1,19 @@
-//! The secret that the ranks of a job share. It never crosses the wire: each side proves that it has it with HMAC-SHA256
+//! The secret that the programs of a job share. It never crosses the wire: each side proves that it has it with HMAC-SHA256
 //! (RFC 2104) over numbers that the other side has just drawn.
 
 use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-/// The fewest characters of a token: whoever makes a rank call a port of theirs gets a proof to try tokens on.
+/// The fewest characters of a token: whoever makes a program call a port of theirs gets a proof to try tokens on.
 const SHORTEST: usize = 16;
 /// Bytes of a block of SHA-256.
 const BLOCK: usize = 64;
 
 /// Proof of knowing a token: `HMAC-SHA256(token, message)`.
-pub(super) type Proof = [u8; 32];
+pub type Proof = [u8; 32];
 
-/// A secret shared by all ranks of a job. Its text is never printed.
+/// A secret shared by all programs of a job. Its text is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(Vec<u8>);
 
@@ -24,12 +24,12 @@ impl Token {
         match text.chars().count() {
             SHORTEST.. => Ok(Token(text.as_bytes().to_vec())),
             length => Err(format!(
-                "the token has {length} characters, at least {SHORTEST} are needed: give all ranks the same secret, for example from `openssl rand -hex 32`"
+                "the token has {length} characters, at least {SHORTEST} are needed: give all the same secret, for example from `openssl rand -hex 32`"
             )),
         }
     }
 
-    pub(super) fn prove(&self, message: &[&[u8]]) -> Proof {
+    pub fn prove(&self, message: &[&[u8]]) -> Proof {
         let mut key = [0; BLOCK];
         if self.0.len() > BLOCK {
             key[..32].copy_from_slice(&Sha256::digest(&self.0));
@@ -42,7 +42,7 @@ impl Token {
     }
 
     /// Takes the same time wherever a wrong proof differs.
-    pub(super) fn accepts(&self, proof: &Proof, message: &[&[u8]]) -> bool {
+    pub fn accepts(&self, proof: &Proof, message: &[&[u8]]) -> bool {
         let expected = self.prove(message);
         let difference = expected.iter().zip(proof).fold(0, |difference, (a, b)| difference | (a ^ b));
         std::hint::black_box(difference) == 0

@@ -1,4 +1,4 @@
-//! How a connection begins, and how control messages are framed.
+//! How a connection begins, and how messages are framed.
 //!
 //! ```text
 //! both      magic, protocol version, 32 random bytes
@@ -15,141 +15,124 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 use super::token::{Proof, Token};
 
-/// Version of everything that ranks say to each other. Ranks of different versions do not meet.
-pub const PROTOCOL: u32 = 2;
-
-const MAGIC: [u8; 8] = *b"LEARNER\0";
+const MAGIC: usize = 8;
 const NONCE: usize = 32;
-const HELLO: usize = MAGIC.len() + 4 + NONCE;
+const HELLO: usize = MAGIC + 4 + NONCE;
 
 /// The most bytes of a request or a reply.
 const LONGEST_REQUEST: usize = 4096;
-/// The most bytes of a control message: a table of ten thousand ranks fits.
-const LONGEST_FRAME: usize = 4 << 20;
 
-/// What a rank asks of a port.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Request {
-    pub(super) run_id: String,
-    pub(super) rank: usize,
-    pub(super) purpose: Purpose,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Purpose {
-    /// To the coordinator: be part of the world.
-    Join { world_size: usize, host: String },
-    /// To a rank: carry the messages of one group.
-    Link { group: String },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Reply {
-    Accepted,
-    Refused(String),
-    /// The world is whole. It may be about to end, and its run to begin again.
-    Full(String),
-}
-
-impl Reply {
-    /// Why the caller is not let in.
-    pub(super) fn reason(&self) -> Option<&str> {
-        match self {
-            Reply::Accepted => None,
-            Reply::Refused(reason) | Reply::Full(reason) => Some(reason),
-        }
-    }
+/// What both sides must speak.
+#[derive(Clone, Copy, Debug)]
+pub struct Protocol {
+    pub magic: [u8; MAGIC],
+    /// Of everything that is said. Programs of different versions do not meet.
+    pub version: u32,
+    /// What one side is called in an error, such as "rank".
+    pub side: &'static str,
 }
 
 /// Why a connection came to nothing.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HandshakeError {
+pub enum HandshakeError {
     /// Closed or silent.
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("it does not speak this program's protocol")]
     Foreign,
-    #[error("it speaks version {0} of the protocol, this rank version {PROTOCOL}: start the same build everywhere")]
-    Version(u32),
-    #[error("it has another token than this rank")]
-    Token,
+    #[error("it speaks version {theirs} of the protocol, this {side} version {own}: start the same build everywhere")]
+    Version { theirs: u32, own: u32, side: &'static str },
+    #[error("it has another token than this {0}")]
+    Token(&'static str),
 }
 
 /// The caller's side of a connection, up to the listener's reply.
-pub(super) fn call(stream: &TcpStream, token: &Token, request: &Request, deadline: Instant) -> Result<Reply, HandshakeError> {
+pub fn call<T: DeserializeOwned>(
+    stream: &TcpStream,
+    protocol: &Protocol,
+    token: &Token,
+    request: &impl Serialize,
+    deadline: Instant,
+) -> Result<T, HandshakeError> {
     let own = nonce()?;
-    write_all(stream, &hello(&own), deadline)?;
-    let theirs = read_hello(stream, deadline)?;
+    write_all(stream, &protocol.hello(&own), deadline)?;
+    let theirs = protocol.read_hello(stream, deadline)?;
     write_proved(stream, token, b"request", [&own, &theirs], request, deadline)?;
     // A listener with another token refuses, but cannot prove its reply.
-    read_proved(stream, token, b"reply", [&own, &theirs], deadline)
+    read_proved(stream, protocol, token, b"reply", [&own, &theirs], deadline)
 }
 
 /// A caller that has proved the token and waits for a reply.
-pub(super) struct Caller {
-    pub(super) stream: TcpStream,
-    pub(super) request: Request,
+pub struct Caller<T> {
+    pub stream: TcpStream,
+    pub request: T,
     nonces: [[u8; NONCE]; 2],
 }
 
 /// The listener's side of a connection, up to the request.
-pub(super) fn answer(stream: TcpStream, token: &Token, deadline: Instant) -> Result<Caller, HandshakeError> {
+pub fn answer<T: DeserializeOwned>(
+    stream: TcpStream,
+    protocol: &Protocol,
+    token: &Token,
+    deadline: Instant,
+) -> Result<Caller<T>, HandshakeError> {
     let own = nonce()?;
     // Also a caller of another version shall learn ours.
-    let theirs = match read_hello(&stream, deadline) {
-        Err(HandshakeError::Version(version)) => {
-            write_all(&stream, &hello(&own), deadline)?;
-            return Err(HandshakeError::Version(version));
+    let theirs = match protocol.read_hello(&stream, deadline) {
+        Err(error @ HandshakeError::Version { .. }) => {
+            write_all(&stream, &protocol.hello(&own), deadline)?;
+            return Err(error);
         }
         theirs => theirs?,
     };
-    write_all(&stream, &hello(&own), deadline)?;
-    match read_proved(&stream, token, b"request", [&theirs, &own], deadline) {
+    write_all(&stream, &protocol.hello(&own), deadline)?;
+    match read_proved(&stream, protocol, token, b"request", [&theirs, &own], deadline) {
         Ok(request) => Ok(Caller { stream, request, nonces: [theirs, own] }),
         Err(error) => {
-            if matches!(error, HandshakeError::Token) {
+            if matches!(error, HandshakeError::Token(_)) {
                 // A reply that no token proves tells it that its own is another.
-                let body = serde_json::to_vec(&Reply::Refused("wrong token".into())).map_err(io::Error::from)?;
-                write_message(&stream, &body, &Proof::default(), deadline)?;
+                write_message(&stream, b"null", &Proof::default(), deadline)?;
             }
             Err(error)
         }
     }
 }
 
-impl Caller {
-    pub(super) fn reply(&self, token: &Token, reply: &Reply) -> Result<(), HandshakeError> {
+impl<T> Caller<T> {
+    pub fn reply(&self, token: &Token, reply: &impl Serialize) -> Result<(), HandshakeError> {
         let [theirs, own] = &self.nonces;
         let deadline = Instant::now() + Duration::from_secs(5);
         write_proved(&self.stream, token, b"reply", [theirs, own], reply, deadline)
     }
 }
 
-fn hello(nonce: &[u8; NONCE]) -> Vec<u8> {
-    [&MAGIC[..], &PROTOCOL.to_le_bytes(), nonce].concat()
-}
+impl Protocol {
+    fn hello(&self, nonce: &[u8; NONCE]) -> Vec<u8> {
+        [&self.magic[..], &self.version.to_le_bytes(), nonce].concat()
+    }
 
-fn read_hello(stream: &TcpStream, deadline: Instant) -> Result<[u8; NONCE], HandshakeError> {
-    let mut bytes = [0; HELLO];
-    // The magic first: a stranger may send less than a hello and wait.
-    read_exact(stream, &mut bytes[..MAGIC.len()], deadline)?;
-    if bytes[..MAGIC.len()] != MAGIC {
-        return Err(HandshakeError::Foreign);
+    fn read_hello(&self, stream: &TcpStream, deadline: Instant) -> Result<[u8; NONCE], HandshakeError> {
+        let mut bytes = [0; HELLO];
+        // The magic first: a stranger may send less than a hello and wait.
+        read_exact(stream, &mut bytes[..MAGIC], deadline)?;
+        if bytes[..MAGIC] != self.magic {
+            return Err(HandshakeError::Foreign);
+        }
+        read_exact(stream, &mut bytes[MAGIC..], deadline)?;
+        let (version, nonce) = bytes[MAGIC..].split_at(4);
+        let version = version.iter().rev().fold(0, |version, &byte| version << 8 | u32::from(byte));
+        if version != self.version {
+            return Err(HandshakeError::Version { theirs: version, own: self.version, side: self.side });
+        }
+        let mut theirs = [0; NONCE];
+        theirs.copy_from_slice(nonce);
+        Ok(theirs)
     }
-    read_exact(stream, &mut bytes[MAGIC.len()..], deadline)?;
-    let (version, nonce) = bytes[MAGIC.len()..].split_at(4);
-    let version = version.iter().rev().fold(0, |version, &byte| version << 8 | u32::from(byte));
-    if version != PROTOCOL {
-        return Err(HandshakeError::Version(version));
-    }
-    let mut own = [0; NONCE];
-    own.copy_from_slice(nonce);
-    Ok(own)
 }
 
 fn write_proved<T: Serialize>(
@@ -171,6 +154,7 @@ fn write_message(stream: &TcpStream, body: &[u8], proof: &Proof, deadline: Insta
 
 fn read_proved<T: DeserializeOwned>(
     stream: &TcpStream,
+    protocol: &Protocol,
     token: &Token,
     what: &[u8],
     [caller, listener]: [&[u8; NONCE]; 2],
@@ -180,7 +164,7 @@ fn read_proved<T: DeserializeOwned>(
     let mut proof: Proof = [0; 32];
     read_exact(stream, &mut proof, deadline)?;
     if !token.accepts(&proof, &[what, caller, listener, &body]) {
-        return Err(HandshakeError::Token);
+        return Err(HandshakeError::Token(protocol.side));
     }
     serde_json::from_slice(&body).map_err(|_| HandshakeError::Foreign)
 }
@@ -192,15 +176,19 @@ fn nonce() -> io::Result<[u8; NONCE]> {
     Ok(nonce)
 }
 
-/// Sends one control message. The stream's own write timeout holds.
-pub(super) fn write_frame<T: Serialize>(mut stream: &TcpStream, message: &T) -> io::Result<()> {
+/// Sends one message. The stream's own write timeout holds.
+///
+/// # Errors
+/// Also if it has more than 4 GiB.
+pub fn write_frame<T: Serialize>(mut stream: &TcpStream, message: &T) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
-    stream.write_all(&[&(body.len() as u32).to_le_bytes()[..], &body].concat())
+    let length = u32::try_from(body.len()).map_err(|_| io::Error::new(ErrorKind::InvalidData, "a message of over 4 GiB"))?;
+    stream.write_all(&[&length.to_le_bytes()[..], &body].concat())
 }
 
-/// Receives one control message; without a deadline it waits for ever.
-pub(super) fn read_frame<T: DeserializeOwned>(stream: &TcpStream, deadline: Option<Instant>) -> io::Result<T> {
-    Ok(serde_json::from_slice(&read_body(stream, LONGEST_FRAME, deadline)?)?)
+/// Receives one message of at most `longest` bytes; without a deadline it waits for ever.
+pub fn read_frame<T: DeserializeOwned>(stream: &TcpStream, longest: usize, deadline: Option<Instant>) -> io::Result<T> {
+    Ok(serde_json::from_slice(&read_body(stream, longest, deadline)?)?)
 }
 
 fn read_body(mut stream: &TcpStream, longest: usize, deadline: Option<Instant>) -> io::Result<Vec<u8>> {
@@ -265,6 +253,8 @@ mod tests {
 
     use super::*;
 
+    const PROTOCOL: Protocol = Protocol { magic: *b"TESTING\0", version: 7, side: "test" };
+
     #[test]
     fn a_wrong_token_is_told_without_a_proof_of_the_right_one() {
         let token = |text: &str| Token::new(text).expect("a token");
@@ -273,18 +263,18 @@ mod tests {
         let (stream, _) = listener.accept().expect("a caller");
         let deadline = Instant::now() + Duration::from_secs(60);
         std::thread::scope(|scope| {
-            let answered = scope.spawn(|| answer(stream, &token("the token that is right"), deadline).err());
+            let right = token("the token that is right");
+            let answered = scope.spawn(move || answer::<String>(stream, &PROTOCOL, &right, deadline).err());
             let own = nonce().expect("a nonce");
-            write_all(&caller, &hello(&own), deadline).expect("written");
-            let theirs = read_hello(&caller, deadline).expect("a hello");
-            let request = Request { run_id: "run".into(), rank: 1, purpose: Purpose::Link { group: "world".into() } };
-            write_proved(&caller, &token("a token that is guessed"), b"request", [&own, &theirs], &request, deadline)
-                .expect("written");
+            write_all(&caller, &PROTOCOL.hello(&own), deadline).expect("written");
+            let theirs = PROTOCOL.read_hello(&caller, deadline).expect("a hello");
+            let guessed = token("a token that is guessed");
+            write_proved(&caller, &guessed, b"request", [&own, &theirs], &"let me in", deadline).expect("written");
             read_body(&caller, LONGEST_REQUEST, Some(deadline)).expect("a reply");
             let mut proof = [1; 32];
             read_exact(&caller, &mut proof, deadline).expect("a proof");
             assert_eq!(proof, [0; 32]);
-            assert!(matches!(answered.join().expect("an answer"), Some(HandshakeError::Token)));
+            assert!(matches!(answered.join().expect("an answer"), Some(HandshakeError::Token("test"))));
         });
     }
 }
