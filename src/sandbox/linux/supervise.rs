@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -9,6 +10,7 @@ use rustix::net::{SendFlags, Shutdown};
 use rustix::process::Signal;
 
 use super::cgroup::Leaf;
+use super::pool::Place;
 use super::usage::{self, Processes, Usage};
 use super::wire::{self, Report, Size};
 use super::{copy, explain, workdir};
@@ -36,24 +38,34 @@ pub struct Launched {
 
 /// Evidence is a short line per test; more is not evidence.
 const EVIDENCE_BYTES: u64 = 1 << 20;
-/// For everything before the program starts.
-const SET_UP: Duration = Duration::from_secs(20);
+/// For everything before the program starts, on a machine that is busy with others.
+const SET_UP: Duration = Duration::from_secs(60);
 /// Between asking the keeper to end the run and ending the keeper, and again before giving up.
 const GRACE: Duration = Duration::from_secs(3);
 /// Dense at first, when a bomb goes off, then sparse; most runs end before the first sample.
 const FIRST_SAMPLES: Duration = Duration::from_millis(8);
 const DENSE: Duration = Duration::from_millis(250);
 const SAMPLES: Duration = Duration::from_millis(20);
-/// Walking a directory costs more than reading /proc.
+/// Walking a directory costs more than reading /proc; so does looking where the kernel keeps the limits of memory and processes.
 const DIRECTORY_SAMPLES: Duration = Duration::from_millis(100);
+/// Runs that may be looked at so often. Beyond, each is looked at less often, or a crowd would be kept from running by our looks.
+const CROWD: u32 = 16;
 
-/// Watches to the end. The evidence comes back with the result.
-pub fn supervise(launched: Launched, limits: &Limits, tier: Tier) -> (RunResult, Vec<u8>) {
-    Run::new(launched, limits, tier).watch()
+/// Runs that are being watched in this process.
+static WATCHED: AtomicU32 = AtomicU32::new(0);
+
+/// Watches to the end. The evidence comes back with the result. `starting`, the right to set up, is given back when the program
+/// has started.
+pub fn supervise(launched: Launched, limits: &Limits, tier: Tier, starting: Option<Place<'_>>) -> (RunResult, Vec<u8>) {
+    WATCHED.fetch_add(1, Ordering::Relaxed);
+    let ended = Run::new(launched, limits, tier, starting).watch();
+    WATCHED.fetch_sub(1, Ordering::Relaxed);
+    ended
 }
 
 struct Run<'a> {
     limits: &'a Limits,
+    starting: Option<Place<'a>>,
     tier: Tier,
     control: OwnedFd,
     directory: Option<(PathBuf, Size)>,
@@ -93,11 +105,12 @@ enum End {
 }
 
 impl<'a> Run<'a> {
-    fn new(launched: Launched, limits: &'a Limits, tier: Tier) -> Run<'a> {
+    fn new(launched: Launched, limits: &'a Limits, tier: Tier, starting: Option<Place<'a>>) -> Run<'a> {
         let now = Instant::now();
         let stream = |pipe, capacity| Stream { pipe, kept: HeadAndTail::new(capacity) };
         Run {
             limits,
+            starting,
             tier,
             control: launched.control,
             directory: launched.directory,
@@ -236,6 +249,7 @@ impl<'a> Run<'a> {
 
     fn begin(&mut self, own_proc: bool, descriptors: Vec<OwnedFd>) {
         self.own_proc = own_proc;
+        self.starting = None;
         let now = Instant::now();
         self.started = Some(now);
         self.next_sample = now + FIRST_SAMPLES;
@@ -283,7 +297,16 @@ impl<'a> Run<'a> {
     fn check_usage(&mut self) {
         let now = Instant::now();
         let Some(started) = self.started.filter(|_| self.end.is_none() && now >= self.next_sample) else { return };
-        self.next_sample = now + if now < started + DENSE { FIRST_SAMPLES } else { SAMPLES };
+        let exact = self
+            .cgroup
+            .as_ref()
+            .is_some_and(|group| group.memory() != Accounting::Sampled && group.processes() != Accounting::Sampled);
+        let usual = match now < started + DENSE {
+            _ if exact => DIRECTORY_SAMPLES,
+            true => FIRST_SAMPLES,
+            false => SAMPLES,
+        };
+        self.next_sample = now + usual * (WATCHED.load(Ordering::Relaxed) / CROWD).max(1);
         if let Some(processes) = &self.processes {
             let usage = processes.usage();
             self.peak.tasks = self.peak.tasks.max(usage.tasks);
@@ -483,7 +506,7 @@ mod tests {
                 std::thread::sleep(patience);
                 drop(theirs);
             });
-            supervise(launched, limits, Tier::B).0.verdict
+            supervise(launched, limits, Tier::B, None).0.verdict
         })
     }
 
