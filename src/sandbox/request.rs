@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Limits, Tier};
-use crate::types::Workspace;
+use crate::types::{TestRunner, Workspace};
 
 /// A command to run.
 #[derive(Clone, Debug, Default)]
@@ -23,10 +23,14 @@ pub struct Request {
 /// Python tests to run: plain functions that take no argument and pass by returning.
 #[derive(Clone, Debug, Default)]
 pub struct TestRequest {
-    /// Code and test files, laid into the fresh working directory; modules are importable by relative path.
+    /// The code under test, laid into the fresh working directory; modules are importable by relative path.
     pub files: Workspace,
+    /// The files of the tests.
+    pub test_files: Workspace,
     /// `file.py::test_name`, run in this order in one process. A file is imported once, by its first test.
     pub tests: Vec<String>,
+    /// Where the code under test runs; see `linux/separate.py` for what passes between separate processes.
+    pub runner: TestRunner,
     /// Instead of the limits of the settings.
     pub limits: Option<Limits>,
 }

@@ -1,6 +1,6 @@
 //! Starts runs: cold, with a helper process of its own, or warm, as a fork of one interpreter that stays.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -22,10 +22,10 @@ use super::supervise::Launched;
 use super::wire::{self, Job, Report, Role};
 use super::workdir::WorkDirectory;
 use super::{ENVIRONMENT, landlock, usage};
-use crate::sandbox::{HELPER_ARGUMENT, Limits, SandboxError, Tier};
+use crate::sandbox::{HELPER_ARGUMENT, Limits, SandboxError, TestRequest, Tier};
 use crate::types::Workspace;
 
-const RUNNER: &str = include_str!("runner.py");
+const RUNNER: &str = concat!(include_str!("plain.py"), include_str!("separate.py"), include_str!("runner.py"));
 
 /// What a run is started with, cold or warm.
 pub struct Start<'a> {
@@ -34,6 +34,37 @@ pub struct Start<'a> {
     pub slot: u32,
     pub limits: &'a Limits,
     pub files: &'a Workspace,
+}
+
+/// What only the process that runs the tests gets to know.
+pub struct Examination<'a> {
+    pub request: &'a TestRequest,
+    pub nonce: &'a str,
+}
+
+impl Examination<'_> {
+    fn separate(&self) -> bool {
+        self.request.runner.is_separate()
+    }
+
+    /// The tests have data files, which must lie somewhere out of the code's reach.
+    pub fn hides_files(&self) -> bool {
+        self.separate() && self.request.test_files.keys().any(|path| !path.ends_with(".py"))
+    }
+
+    /// Tells a run what to examine. One that could not start has closed its end; the supervisor then reads why.
+    fn send(&self, launched: &Launched) {
+        if let Some(evidence) = &launched.evidence {
+            let _ = wire::send(evidence, &self.to_json(), &[]);
+        }
+    }
+
+    fn to_json(&self) -> serde_json::Value {
+        // Names of modules at the top of the code: `x.py` and directories.
+        let name = |path: &String| path.split_once('/').map_or(path.strip_suffix(".py"), |(top, _)| Some(top)).map(str::to_string);
+        let code: BTreeSet<String> = self.request.files.keys().filter_map(name).collect();
+        json!({"files": self.request.test_files, "tests": self.request.tests, "nonce": self.nonce, "code": code})
+    }
 }
 
 /// A run on its way, and the directory that must outlive it.
@@ -78,12 +109,12 @@ impl Launcher {
         start: &Start<'_>,
         argv: &[String],
         added: &BTreeMap<String, String>,
-        tests: Option<String>,
+        examination: Option<&Examination<'_>>,
     ) -> Result<Started, String> {
         let host_id = self.host_ids.as_ref().map(|ids| ids.first + 1 + start.slot);
         let directory = self.directory(start.tier, host_id)?;
         let ruleset = self.ruleset(directory.as_ref())?;
-        let pipes = Pipes::new(tests.is_some()).map_err(|error| format!("pipes for a run: {error}"))?;
+        let pipes = Pipes::new(examination.is_some()).map_err(|error| format!("pipes for a run: {error}"))?;
         let mut environment = self.environment(directory.as_ref());
         environment.extend(added.iter().map(|(name, value)| (name.clone(), value.clone())));
         let job = Job {
@@ -92,8 +123,8 @@ impl Launcher {
             argv: argv.to_vec(),
             environment,
             files: start.files.clone(),
-            evidence: tests.is_some(),
-            stdin: tests,
+            evidence: examination.is_some(),
+            stdin: None,
             limits: start.limits.clone(),
             process_rlimit: self.process_rlimit(start.limits),
             host_id,
@@ -105,19 +136,21 @@ impl Launcher {
         let (helper, control) =
             self.start_helper(&job, &pipes.theirs(ruleset.as_ref())).map_err(|error| format!("helper: {error}"))?;
         let keeper_in_reach = start.tier == Tier::B && self.keeper_in_reach;
-        Ok((pipes.launched(control, Some(helper), directory.as_ref(), keeper_in_reach), directory))
+        let launched = pipes.launched(control, Some(helper), directory.as_ref(), keeper_in_reach);
+        examination.inspect(|examination| examination.send(&launched));
+        Ok((launched, directory))
     }
 
     /// Starts tests in an interpreter of their own.
-    pub fn cold_tests(&self, start: &Start<'_>, python: &Python, tests: &[String], nonce: &str) -> Result<Started, String> {
+    pub fn cold_tests(&self, start: &Start<'_>, python: &Python, examination: &Examination<'_>) -> Result<Started, String> {
         let mut argv = python_command(python);
         argv.push("once".to_string());
-        let request = json!({"tests": tests, "nonce": nonce}).to_string();
-        self.cold(start, &argv, &BTreeMap::new(), Some(request))
+        argv.push(json!({"separate": examination.separate(), "hidden": examination.hides_files()}).to_string());
+        self.cold(start, &argv, &BTreeMap::new(), Some(examination))
     }
 
     /// Starts tests in a fork of the warm interpreter, which is started, or started again, when there is none.
-    pub fn warm(&self, start: &Start<'_>, python: &Python, tests: &[String], nonce: &str) -> Result<Started, String> {
+    pub fn warm(&self, start: &Start<'_>, python: &Python, examination: &Examination<'_>) -> Result<Started, String> {
         let host_id = self.host_ids.as_ref().map(|ids| ids.first + 1 + start.slot);
         let directory = self.directory(start.tier, host_id)?;
         let ruleset = self.ruleset(directory.as_ref())?;
@@ -140,8 +173,8 @@ impl Launcher {
         let cpu = limits.cpu_seconds.ceil() as u64 + 1;
         let request = json!({
             "files": start.files,
-            "tests": tests,
-            "nonce": nonce,
+            "separate": examination.separate(),
+            "hidden": examination.hides_files(),
             "host_id": host_id,
             "directory": directory.as_ref().map_or(Path::new(BOX), WorkDirectory::path),
             "processes": limits.processes,
@@ -163,7 +196,9 @@ impl Launcher {
         // A keeper that could not start closes its end; the supervisor then reads why.
         let _ = wire::send(&control, &request, &[]);
         let keeper_in_reach = start.tier == Tier::B && self.keeper_in_reach;
-        Ok((pipes.launched(control, None, directory.as_ref(), keeper_in_reach), directory))
+        let launched = pipes.launched(control, None, directory.as_ref(), keeper_in_reach);
+        examination.send(&launched);
+        Ok((launched, directory))
     }
 
     fn directory(&self, tier: Tier, host_id: Option<u32>) -> Result<Option<WorkDirectory>, String> {
@@ -299,7 +334,7 @@ impl Drop for Server {
     }
 }
 
-/// The three pipes of a run: our ends to read, its ends to write.
+/// The lines of a run: our ends first. Over the last the examination goes in and evidence comes out.
 struct Pipes {
     stdout: (OwnedFd, OwnedFd),
     stderr: (OwnedFd, OwnedFd),
@@ -309,7 +344,7 @@ struct Pipes {
 impl Pipes {
     fn new(evidence: bool) -> io::Result<Pipes> {
         let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
-        Ok(Pipes { stdout: pipe()?, stderr: pipe()?, evidence: if evidence { Some(pipe()?) } else { None } })
+        Ok(Pipes { stdout: pipe()?, stderr: pipe()?, evidence: if evidence { Some(stream_pair()?) } else { None } })
     }
 
     fn theirs<'a>(&'a self, ruleset: Option<&'a OwnedFd>) -> Vec<BorrowedFd<'a>> {

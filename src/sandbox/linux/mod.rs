@@ -27,7 +27,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Component, Path, PathBuf};
 
 pub use helper::helper_main;
-use launch::{Launcher, Start};
+use launch::{Examination, Launcher, Start};
 use python::Python;
 use slots::Slots;
 pub use usage::kill_descendants;
@@ -139,16 +139,20 @@ impl Engine {
             Ok(python) => python,
             Err(error) => return failed(error.to_string()),
         };
-        if let Err(reason) = check(&request.files, limits) {
+        if let Err(reason) = check(&request.files, limits).and_then(|()| check(&request.test_files, limits)) {
             return failed(reason);
         }
         let slot = self.slots.take();
         let start = Start { tier: self.tier, slot: slot.number, limits, files: &request.files };
         let nonce = nonce();
+        let examination = Examination { request, nonce: &nonce };
+        if examination.hides_files() && landlock::supported() < 1 {
+            return failed("data files of tests cannot be kept from the code under test: this kernel has no Landlock".to_string());
+        }
         let launched = if self.warm {
-            self.launcher.warm(&start, python, &request.tests, &nonce)
+            self.launcher.warm(&start, python, &examination)
         } else {
-            self.launcher.cold_tests(&start, python, &request.tests, &nonce)
+            self.launcher.cold_tests(&start, python, &examination)
         };
         match launched {
             Ok((launched, _directory)) => {
