@@ -40,7 +40,7 @@ pub struct SandboxArguments {
     pub command: Vec<String>,
 }
 
-fn parse_tier(text: &str) -> Result<Tier, String> {
+pub fn parse_tier(text: &str) -> Result<Tier, String> {
     match text {
         "a" | "A" => Ok(Tier::A),
         "b" | "B" => Ok(Tier::B),

@@ -1,6 +1,7 @@
 //! A task: something broken, tests that say so, and a patch that proves it can be mended.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +17,11 @@ pub struct Task {
     /// What the agent is told.
     pub issue: String,
     /// The repository as the agent finds it.
+    #[serde(default, skip_serializing_if = "Workspace::is_empty")]
     pub files: Workspace,
+    /// A directory that holds the repository, in place of `files`. In a task file relative to that file, here resolved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository: Option<PathBuf>,
     /// Test files that the agent's `run` tool runs. Never part of `files`.
     #[serde(default)]
     pub visible_tests: Workspace,

@@ -52,6 +52,11 @@ impl Examination<'_> {
         self.separate() && self.request.test_files.keys().any(|path| !path.ends_with(".py"))
     }
 
+    /// What may be known before the code under test has a process of its own.
+    fn arrangement(&self) -> serde_json::Value {
+        json!({"separate": self.separate(), "hidden": self.hides_files(), "removed": self.request.removed})
+    }
+
     /// Tells a run what to examine. One that could not start has closed its end; the supervisor then reads why.
     fn send(&self, launched: &Launched) {
         if let Some(evidence) = &launched.evidence {
@@ -62,7 +67,12 @@ impl Examination<'_> {
     fn to_json(&self) -> serde_json::Value {
         // Names of modules at the top of the code: `x.py` and directories.
         let name = |path: &String| path.split_once('/').map_or(path.strip_suffix(".py"), |(top, _)| Some(top)).map(str::to_string);
-        let code: BTreeSet<String> = self.request.files.keys().filter_map(name).collect();
+        let mut code: BTreeSet<String> = self.request.files.keys().filter_map(name).collect();
+        for entry in self.request.tree.iter().flat_map(|tree| std::fs::read_dir(tree.path()).into_iter().flatten().flatten()) {
+            let directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let path = format!("{}{}", entry.file_name().to_string_lossy(), if directory { "/" } else { "" });
+            code.extend(name(&path));
+        }
         json!({"files": self.request.test_files, "tests": self.request.tests, "nonce": self.nonce, "code": code})
     }
 }
@@ -145,7 +155,7 @@ impl Launcher {
     pub fn cold_tests(&self, start: &Start<'_>, python: &Python, examination: &Examination<'_>) -> Result<Started, String> {
         let mut argv = python_command(python);
         argv.push("once".to_string());
-        argv.push(json!({"separate": examination.separate(), "hidden": examination.hides_files()}).to_string());
+        argv.push(examination.arrangement().to_string());
         self.cold(start, &argv, &BTreeMap::new(), Some(examination))
     }
 
@@ -173,8 +183,7 @@ impl Launcher {
         let cpu = limits.cpu_seconds.ceil() as u64 + 1;
         let request = json!({
             "files": start.files,
-            "separate": examination.separate(),
-            "hidden": examination.hides_files(),
+            "arrangement": examination.arrangement(),
             "host_id": host_id,
             "directory": directory.as_ref().map_or(Path::new(BOX), WorkDirectory::path),
             "processes": limits.processes,

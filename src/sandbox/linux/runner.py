@@ -54,9 +54,11 @@ libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_
 # --- running tests ---------------------------------------------------------------------------------------------------
 
 
-def examine(separate, hidden):
+def examine(separate, hidden, removed):
     """Runs the tests that come over descriptor 3; returns whether all passed. `separate`: the code under test runs in a process
-    of its own; `hidden`: the tests have data files, which that process must not see."""
+    of its own; `hidden`: the tests have data files, which that process must not see; `removed`: files of the tree to take away."""
+    for name in removed:
+        os.unlink(name)
     place = os.path.dirname(os.getcwd()) + "/tests" if separate else os.getcwd()
     peer = Examiner(start_subject(place if hidden else None)) if separate else None
     line = socket.socket(fileno=EVIDENCE)
@@ -231,9 +233,9 @@ def finish(all_passed):
     os._exit(0 if all_passed else 1)
 
 
-def once(separate, hidden):
+def once(arrangement):
     os.set_inheritable(EVIDENCE, False)
-    finish(examine(separate, hidden))
+    finish(examine(**arrangement))
 
 
 # --- the warm interpreter --------------------------------------------------------------------------------------------
@@ -496,7 +498,7 @@ def become_task(config, control, descriptors, request, handles):
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.enable()
-        finish(examine(request["separate"], request["hidden"]))
+        finish(examine(**request["arrangement"]))
     finally:
         os._exit(1)  # nothing that the tests do may lead back into the server's own code
 
@@ -653,6 +655,6 @@ def report_failure(control, error):
 
 
 if sys.argv[1] == "once":
-    once(**json.loads(sys.argv[2]))
+    once(json.loads(sys.argv[2]))
 else:
     serve(json.loads(sys.argv[2]))
