@@ -136,8 +136,7 @@ fn allowed(task: &Task, path: &str) -> bool {
 
 fn is_infrastructure(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
-    let in_directory = |part: &str| {
-        part == "__pycache__" || part == ".git" || part.ends_with(".dist-info") || part.ends_with(".egg-info")
-    };
+    let in_directory =
+        |part: &str| part == "__pycache__" || part == ".git" || part.ends_with(".dist-info") || part.ends_with(".egg-info");
     INFRASTRUCTURE.contains(&name) || SUFFIXES.iter().any(|suffix| name.ends_with(suffix)) || path.split('/').any(in_directory)
 }

@@ -1,5 +1,6 @@
 //! Tests that must fail, for runs in which the code under test shares a process with its tests.
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use crate::sandbox::TestRequest;
@@ -23,7 +24,7 @@ impl Canary {
     }
 
     /// Takes the canary out of what was reported; whether it was seen to fail.
-    pub fn has_failed(&self, outcomes: &mut std::collections::BTreeMap<String, bool>) -> bool {
+    pub fn has_failed(&self, outcomes: &mut BTreeMap<String, bool>) -> bool {
         outcomes.remove(&self.name) == Some(false)
     }
 }

@@ -241,7 +241,8 @@ impl Grader {
         let mut run = (self.runner)(&request);
         let text = [&run.result.stdout[..], &run.result.stderr].map(String::from_utf8_lossy).concat();
         // With a canary no honest run ends with success.
-        let failed_as_it_must = canary.is_none_or(|canary| canary.has_failed(&mut run.outcomes) && run.result.exit_code == Some(1));
+        let failed_as_it_must =
+            canary.is_none_or(|canary| canary.has_failed(&mut run.outcomes) && run.result.exit_code == Some(1));
         let exit_code = if examination.guarded && failed_as_it_must { Some(0) } else { run.result.exit_code };
         Outcome {
             ended: run.result.verdict,

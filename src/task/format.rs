@@ -70,7 +70,9 @@ fn parse_task(line: &str) -> Result<Task, String> {
             "files" | "visible_tests" | "hidden_tests" => {
                 value.as_object().is_some_and(|files| files.values().all(Value::is_string))
             }
-            "FAIL_TO_PASS" | "PASS_TO_PASS" | "allow_infrastructure" => value.as_array().is_some_and(|names| names.iter().all(Value::is_string)),
+            "FAIL_TO_PASS" | "PASS_TO_PASS" | "allow_infrastructure" => {
+                value.as_array().is_some_and(|names| names.iter().all(Value::is_string))
+            }
             "deterministic" => value.is_boolean(),
             "runner" => matches!(value.as_str(), Some("separate" | "in_process")),
             "origin" => value.is_object() || value.is_null(),

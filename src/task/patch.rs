@@ -166,7 +166,9 @@ fn git_header_line(section: &mut Section, line: &str) -> Result<(), String> {
     } else if let Some(new) = line.strip_prefix("rename to ") {
         (section.new, section.described) = (Some(unquoted(new)?), true);
     }
-    for (words, made, removed) in [("new file mode ", true, false), ("deleted file mode ", false, true), ("new mode ", false, false)] {
+    for (words, made, removed) in
+        [("new file mode ", true, false), ("deleted file mode ", false, true), ("new mode ", false, false)]
+    {
         let Some(mode) = line.strip_prefix(words) else { continue };
         if !matches!(mode, "100644" | "100755" | "100664") {
             let what = if mode == "120000" { "a symbolic link" } else { "something that is no plain file" };
@@ -287,7 +289,9 @@ mod tests {
             reason(&git("new file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+/etc\n")).contains("x a symbolic link")
         );
         assert!(reason(&git("new file mode 160000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+S\n")).contains("no plain file"));
-        assert!(reason(&git("new file mode 100644\nindex 0..1\nGIT binary patch\nliteral 1\n")).contains("binary contents for x"));
+        assert!(
+            reason(&git("new file mode 100644\nindex 0..1\nGIT binary patch\nliteral 1\n")).contains("binary contents for x")
+        );
         assert!(reason(&git("index 0..1\nBinary files a/x and b/x differ\n")).contains("binary contents for x"));
         assert!(reason("Binary files a/x and b/x differ\n").contains("binary"));
         assert!(reason(&git("copy from a.py\ncopy to x\n")).contains("copies a file"));

@@ -31,7 +31,9 @@ fn read_beneath(directory: &Path, path: &str) -> Result<Option<String>, String> 
     for part in path.split('/') {
         place.push(part);
         match fs::symlink_metadata(&place) {
-            Ok(found) if found.file_type().is_symlink() => return Err(format!("touches {path}, which leads through a symbolic link")),
+            Ok(found) if found.file_type().is_symlink() => {
+                return Err(format!("touches {path}, which leads through a symbolic link"));
+            }
             Ok(_) => {}
             Err(_) => return Ok(None),
         }

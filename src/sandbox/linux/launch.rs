@@ -66,7 +66,8 @@ impl Examination<'_> {
 
     fn to_json(&self) -> serde_json::Value {
         // Names of modules at the top of the code: `x.py` and directories.
-        let name = |path: &String| path.split_once('/').map_or(path.strip_suffix(".py"), |(top, _)| Some(top)).map(str::to_string);
+        let name =
+            |path: &String| path.split_once('/').map_or(path.strip_suffix(".py"), |(top, _)| Some(top)).map(str::to_string);
         let mut code: BTreeSet<String> = self.request.files.keys().filter_map(name).collect();
         for entry in self.request.tree.iter().flat_map(|tree| std::fs::read_dir(tree.path()).into_iter().flatten().flatten()) {
             let directory = entry.file_type().is_ok_and(|kind| kind.is_dir());

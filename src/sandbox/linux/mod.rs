@@ -150,7 +150,9 @@ impl Engine {
         let nonce = nonce();
         let examination = Examination { request, nonce: &nonce };
         if examination.hides_files() && landlock::supported() < 1 {
-            return failed("data files of tests cannot be kept from the code under test: this kernel has no Landlock".to_string());
+            return failed(
+                "data files of tests cannot be kept from the code under test: this kernel has no Landlock".to_string(),
+            );
         }
         let launched = if self.warm {
             self.launcher.warm(&start, python, &examination)
@@ -159,7 +161,10 @@ impl Engine {
         };
         match launched {
             Ok((launched, _directory)) => {
-                let (result, evidence) = supervise::supervise(launched, limits, self.tier);
+                let (mut result, evidence) = supervise::supervise(launched, limits, self.tier);
+                if let Some(reason) = unprepared(&evidence, &nonce) {
+                    result.verdict = RunVerdict::Infrastructure(format!("a process for the code under test: {reason}"));
+                }
                 let outcomes = read_evidence(&evidence, &nonce, &request.tests);
                 TestRun { result, outcomes, started_warm: self.warm }
             }
@@ -301,6 +306,12 @@ fn read_evidence(evidence: &[u8], nonce: &str, tests: &[String]) -> BTreeMap<Str
     outcomes
 }
 
+/// What kept the process for the code under test from starting. It is said before any of that code is loaded.
+fn unprepared(evidence: &[u8], nonce: &str) -> Option<String> {
+    let text = String::from_utf8_lossy(evidence);
+    Some(text.strip_prefix(nonce)?.strip_prefix(" unprepared ")?.trim_end().to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,6 +322,9 @@ mod tests {
         let text = b"abc 0 1\nforged 1 1\nabc 1 0\nabc 1 1\nabc 7 1\nabc 2 x\n\xff\nabc 2";
         let outcomes = read_evidence(text, "abc", &tests);
         assert_eq!(outcomes, BTreeMap::from([(tests[0].clone(), true), (tests[1].clone(), false)]));
+        assert_eq!(unprepared(b"abc unprepared no room\n", "abc").as_deref(), Some("no room"));
+        assert_eq!(unprepared(b"abc 0 1\nabc unprepared x\n", "abc"), None);
+        assert_eq!(unprepared(b"forged unprepared x\n", "abc"), None);
     }
 
     #[test]

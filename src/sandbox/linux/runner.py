@@ -65,6 +65,11 @@ def examine(separate, hidden, removed):
     examination = json.loads(receive(line))
     line.detach()
     tests, nonce, files = examination["tests"], examination["nonce"], examination["files"]
+    if separate:
+        word = peer.channel.recv(1000)
+        if word != READY:
+            os.write(EVIDENCE, b"%s unprepared %s\n" % (nonce.encode(), word.replace(b"\n", b" ")))
+            os._exit(1)
     sys.modules["__main__"] = types.ModuleType("__main__")
     if not separate:
         lay(files)
@@ -99,7 +104,12 @@ def start_subject(hidden_place):
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         os.close(EVIDENCE)
         ours.close()
-        confine_subject(hidden_place)
+        try:
+            confine_subject(hidden_place)
+        except Exception as error:
+            theirs.sendall(repr(error).encode())
+            os._exit(1)
+        theirs.sendall(READY)
         sys.modules["__main__"] = types.ModuleType("__main__")
         search_working_directory()
         Subject(theirs).serve()
@@ -110,6 +120,7 @@ def start_subject(hidden_place):
 
 
 subjects = []
+READY = b"ready"
 
 
 def confine_subject(hidden_place):
@@ -126,7 +137,10 @@ def confine_subject(hidden_place):
     while name:
         for entry in os.scandir(above or "/"):
             if entry.name != name and not entry.is_symlink():
-                beneath = os.open(entry.path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    beneath = os.open(entry.path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+                except FileNotFoundError:
+                    continue  # in a directory that others use too, it has just gone
                 allowed = files if entry.is_dir(follow_symlinks=False) else files & 0x4007
                 rule = struct.pack("=Qi", allowed, beneath)
                 step("landlock_add_rule", libc.syscall(SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0))
@@ -288,6 +302,12 @@ def warm_up():
     module = types.ModuleType("warm_up")
     exec(compile("def test():\n    assert [0] == []\n", "warm_up.py", "exec"), module.__dict__)
     json.loads(json.dumps({"files": {"a": "b"}, "tests": [["c", 1.5]]}))
+    examiner = Examiner(Loopback())
+    importer = Importer(examiner, {"a.py": ""}, ["json"], "/tests")
+    for _ in range(20):  # so that the interpreter has specialised the code before it is shared
+        importer.find_spec("a")
+        importer.create_module(importer.find_spec("json")).dumps([1, {"a": (2.5, None)}])
+        examiner.request("call", [examiner.request("getattr", [[1], "index"]), 1])
     (ctypes.c_uint32 * 2)(), (ctypes.c_uint32 * 6)()
 
 

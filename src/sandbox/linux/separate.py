@@ -30,6 +30,8 @@ import weakref
 from importlib.machinery import ModuleSpec
 
 LONGEST_FRAME = 64 << 20
+# Of a module, sent along with it.
+MOST_NAMES = 32
 IN_PROCESS = 'or declare "runner": "in_process"'
 
 
@@ -163,6 +165,14 @@ def public_names(module):
     return getattr(module, "__all__", None) or [name for name in vars(module) if name[:1] != "_"]
 
 
+def import_with_names(name):
+    """A module, and its functions and classes: what tests are about to ask for."""
+    module = importlib.import_module(name)
+    kinds = (types.FunctionType, type)
+    wanted = [(name, value) for name, value in vars(module).items() if type(value) in kinds and name[:1] != "_"]
+    return module, dict(wanted[:MOST_NAMES])
+
+
 ARITHMETIC = "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()
 OPERATIONS = {
     "call": lambda function, /, *arguments, **keywords: function(*arguments, **keywords),
@@ -170,7 +180,7 @@ OPERATIONS = {
     "exit": lambda manager, *error: type(manager).__exit__(manager, *error),
     "equals_anything": lambda thing: bool(thing == Anything()) or not thing != Anything(),
     "exact": exact_value,
-    "import": importlib.import_module,
+    "import": import_with_names,
     "public": public_names,
 }
 for _operation in (abs, bool, bytes, complex, delattr, dir, divmod, float, format, getattr, hash, int, isinstance, issubclass,
@@ -259,6 +269,26 @@ class CallbackIterator(Callback):
         return self.subject.request("next", [self])
 
 
+class Loopback:
+    """A channel to a subject in this process, which answers at once."""
+
+    def __init__(self):
+        self.subject = Subject(self)
+        self.answers = b""
+        self.asks = True
+
+    def sendall(self, frame):
+        self.asks = not self.asks
+        if self.asks:
+            self.answers += frame
+        else:
+            self.subject.answer(json.loads(frame[4:]))
+
+    def recv(self, length):
+        part, self.answers = self.answers[:length], self.answers[length:]
+        return part
+
+
 # --- the examiner ----------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +301,11 @@ class Examiner(Peer):
         self.mirrors = {}
         self.functions, self.numbers = [], {}
         self.complaint = None
+        self.asked = 0
+
+    def request(self, operation, arguments, keywords=None):
+        self.asked += 1
+        return super().request(operation, arguments, keywords)
 
     def unproxyable(self, reason):
         """The test that meets this has failed, whatever it makes of the exception."""
@@ -467,16 +502,19 @@ for _name in ARITHMETIC:
 
 
 class CodeModule(types.ModuleType):
-    """A module of the code under test, as the tests see it. `import *` needs to know its names."""
+    """A module of the code under test, as the tests see it. What came along with it counts until anything else is asked, which
+    is as long as `from module import name` needs it. `import *` needs to know all names."""
 
     def __getattr__(self, name):
-        remote = self.__dict__["_learner_remote"]
+        remote, asked, names = self.__dict__["_learner_remote"], self.__dict__["_learner_asked"], self.__dict__["_learner_names"]
+        if name in names and asked == remote._learner_peer.asked:
+            return names[name]
         if name == "__all__":
             return list(remote._learner_peer.request("public", [remote]))
         return getattr(remote, name)
 
     def __setattr__(self, name, value):
-        if name[:2] == "__" or name == "_learner_remote" or type(value) is CodeModule:
+        if name[:2] == "__" or name[:9] == "_learner_" or type(value) is CodeModule:
             super().__setattr__(name, value)
         else:
             setattr(self._learner_remote, name, value)
@@ -503,11 +541,12 @@ class Importer:
         return ModuleSpec(name, None, is_package=True) if place in self.directories else None
 
     def create_module(self, spec):
-        remote = self.peer.request("import", [spec.name])
-        if type(remote) is not Remote:
+        answer = self.peer.request("import", [spec.name])
+        if type(answer) is not tuple or len(answer) != 2 or type(answer[0]) is not Remote or type(answer[1]) is not dict:
             raise self.peer.breaks("it imported what is no module")
         module = CodeModule(spec.name)
-        module._learner_remote = remote
+        module._learner_remote, module._learner_names = answer
+        module._learner_asked = self.peer.asked
         return module
 
     def exec_module(self, module):
