@@ -52,7 +52,8 @@ fn what_passes_and_what_does_not() {
         for (index, test) in request.tests.iter().enumerate() {
             assert_eq!(run.outcomes.get(test), Some(&(index < failing)), "{test}, tier {tier}, warm {warm_interpreter}: {said}");
         }
-        for words in ["Own of the tests cannot be handed", "equals anything", "both less and greater", "compared with plain data"] {
+        for words in ["Own of the tests cannot be handed", "equals anything", "both less and greater", "compared with plain data"]
+        {
             assert!(said.contains(words), "{words:?} is not in {said}");
         }
     }

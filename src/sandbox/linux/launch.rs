@@ -1,6 +1,6 @@
 //! Starts runs: cold, with a helper process of its own, or warm, as a fork of one interpreter that stays.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -14,6 +14,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use serde_json::json;
 
+use super::examination::{Examination, RUNNER};
 use super::python::{self, Python};
 use super::root::{BOX, RootPlan, WORK};
 use super::seccomp::Filter;
@@ -22,10 +23,8 @@ use super::supervise::Launched;
 use super::wire::{self, Job, Report, Role};
 use super::workdir::WorkDirectory;
 use super::{ENVIRONMENT, landlock, usage};
-use crate::sandbox::{HELPER_ARGUMENT, Limits, SandboxError, TestRequest, Tier};
+use crate::sandbox::{HELPER_ARGUMENT, Limits, SandboxError, Tier};
 use crate::types::Workspace;
-
-const RUNNER: &str = concat!(include_str!("plain.py"), include_str!("separate.py"), include_str!("runner.py"));
 
 /// What a run is started with, cold or warm.
 pub struct Start<'a> {
@@ -34,48 +33,6 @@ pub struct Start<'a> {
     pub slot: u32,
     pub limits: &'a Limits,
     pub files: &'a Workspace,
-}
-
-/// What only the process that runs the tests gets to know.
-pub struct Examination<'a> {
-    pub request: &'a TestRequest,
-    pub nonce: &'a str,
-}
-
-impl Examination<'_> {
-    fn separate(&self) -> bool {
-        self.request.runner.is_separate()
-    }
-
-    /// The tests have data files, which must lie somewhere out of the code's reach.
-    pub fn hides_files(&self) -> bool {
-        self.separate() && self.request.test_files.keys().any(|path| !path.ends_with(".py"))
-    }
-
-    /// What may be known before the code under test has a process of its own.
-    fn arrangement(&self) -> serde_json::Value {
-        json!({"separate": self.separate(), "hidden": self.hides_files(), "removed": self.request.removed})
-    }
-
-    /// Tells a run what to examine. One that could not start has closed its end; the supervisor then reads why.
-    fn send(&self, launched: &Launched) {
-        if let Some(evidence) = &launched.evidence {
-            let _ = wire::send(evidence, &self.to_json(), &[]);
-        }
-    }
-
-    fn to_json(&self) -> serde_json::Value {
-        // Names of modules at the top of the code: `x.py` and directories.
-        let name =
-            |path: &String| path.split_once('/').map_or(path.strip_suffix(".py"), |(top, _)| Some(top)).map(str::to_string);
-        let mut code: BTreeSet<String> = self.request.files.keys().filter_map(name).collect();
-        for entry in self.request.tree.iter().flat_map(|tree| std::fs::read_dir(tree.path()).into_iter().flatten().flatten()) {
-            let directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let path = format!("{}{}", entry.file_name().to_string_lossy(), if directory { "/" } else { "" });
-            code.extend(name(&path));
-        }
-        json!({"files": self.request.test_files, "tests": self.request.tests, "nonce": self.nonce, "code": code})
-    }
 }
 
 /// A run on its way, and the directory that must outlive it.

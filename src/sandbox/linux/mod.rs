@@ -6,10 +6,12 @@
 //! supervise  drains output, watches limits, gives the verdict       (in the caller's thread)
 //! helper     keeps one run: namespaces, reaping, the report         (own process, this binary again)
 //! contain    what a process does to itself before it becomes the program
+//! examination  what a run of tests is told: plain.py, separate.py and runner.py do it
 //! root, landlock, seccomp, usage, workdir, slots, python, wire
 //! ```
 
 mod contain;
+mod examination;
 mod helper;
 mod landlock;
 mod launch;
@@ -27,8 +29,9 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use examination::Examination;
 pub use helper::helper_main;
-use launch::{Examination, Launcher, Start};
+use launch::{Launcher, Start};
 use python::Python;
 use slots::Slots;
 pub use usage::kill_descendants;

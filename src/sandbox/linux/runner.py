@@ -65,7 +65,7 @@ def examine(separate, hidden, removed):
     examination = json.loads(receive(line))
     line.detach()
     tests, nonce, files = examination["tests"], examination["nonce"], examination["files"]
-    if separate:
+    if hidden:
         word = peer.channel.recv(1000)
         if word != READY:
             os.write(EVIDENCE, b"%s unprepared %s\n" % (nonce.encode(), word.replace(b"\n", b" ")))
@@ -104,12 +104,13 @@ def start_subject(hidden_place):
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         os.close(EVIDENCE)
         ours.close()
-        try:
-            confine_subject(hidden_place)
-        except Exception as error:
-            theirs.sendall(repr(error).encode())
-            os._exit(1)
-        theirs.sendall(READY)
+        if hidden_place:
+            try:
+                keep_out_of(hidden_place)
+            except Exception as error:
+                theirs.sendall(repr(error).encode())
+                os._exit(1)
+            theirs.sendall(READY)
         sys.modules["__main__"] = types.ModuleType("__main__")
         search_working_directory()
         Subject(theirs).serve()
@@ -123,17 +124,15 @@ subjects = []
 READY = b"ready"
 
 
-def confine_subject(hidden_place):
-    """Keeps the subject from signalling the examiner, where the kernel can, and from `hidden_place`: it may go on using all
-    that lies beside the path to it."""
+def keep_out_of(place):
+    """Shuts this process out of `place`, by allowing all that lies beside the path to it."""
     version = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
-    scopes = 3 if version >= 6 else 0  # abstract sockets, signals
-    if not scopes and hidden_place is None:
-        return
-    files = 0x1FFF | (0x2000 if version >= 2 else 0) | (0x4000 if version >= 3 else 0) if hidden_place else 0
-    ruleset = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, (ctypes.c_uint64 * 3)(files, 0, scopes), 24 if scopes else 8, 0)
+    step("Landlock's version", version)
+    # All access to files that the kernel's version knows: version 2 adds moving between directories, 3 truncation.
+    files = 0x1FFF | (0x2000 if version >= 2 else 0) | (0x4000 if version >= 3 else 0)
+    ruleset = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, struct.pack("=Q", files), 8, 0)
     step("landlock_create_ruleset", ruleset)
-    above, _, name = (hidden_place or "").rpartition("/")
+    above, _, name = place.rpartition("/")
     while name:
         for entry in os.scandir(above or "/"):
             if entry.name != name and not entry.is_symlink():

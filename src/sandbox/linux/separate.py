@@ -17,6 +17,7 @@ A frame is a little-endian u32 length and that many bytes of JSON:
               ["unanswerable", reason]
 """
 
+import _thread  # `threading` would make every fork dearer
 import builtins
 import importlib
 import json
@@ -24,7 +25,6 @@ import operator
 import os
 import struct
 import sys
-import threading
 import types
 import weakref
 from importlib.machinery import ModuleSpec
@@ -40,7 +40,7 @@ class Peer:
 
     def __init__(self, channel):
         self.channel = channel
-        self.lock = threading.RLock()
+        self.lock = _thread.RLock()
         self.freed = []
         self.broken = None
 
@@ -200,7 +200,7 @@ class Subject(Peer):
         super().__init__(channel)
         self.objects, self.handles, self.callbacks = {}, {}, {}
         self.next_handle = 1
-        self.thread = threading.get_ident()
+        self.thread = _thread.get_ident()
 
     def serve(self):
         while True:
@@ -242,7 +242,7 @@ class Subject(Peer):
             self.handles.pop(id(self.objects.pop(handle, None)), None)
 
     def request(self, operation, arguments, keywords=None):
-        if threading.get_ident() != self.thread:
+        if _thread.get_ident() != self.thread:
             raise RuntimeError("a function of the tests can only be called by the thread that the tests called")
         return super().request(operation, arguments, keywords)
 
@@ -528,7 +528,12 @@ class Importer:
     directory, where the subject can write. All else is left to the path finder, which knows the standard library alone."""
 
     def __init__(self, peer, files, code, place):
-        self.peer, self.files, self.code, self.place = peer, files, set(code), place
+        self.peer, self.files, self.place = peer, files, place
+        # A directory of the repository that is called like a module of the library is no module unless it says so. Looked at
+        # before any of the code has run.
+        library = getattr(sys, "stdlib_module_names", ())
+        is_module = lambda name: os.path.exists(name + ".py") or os.path.exists(name + "/__init__.py")
+        self.code = {name for name in code if name not in library or is_module(name)}
         self.directories = {path[:end] for path in files for end in range(len(path)) if path[end] == "/"}
 
     def find_spec(self, name, path=None, target=None):
