@@ -29,7 +29,7 @@ use crate::sandbox::{RunVerdict, Sandbox, Snapshot, TestRequest, TestRun, Tier};
 use crate::types::{Task, TestRunner, Verdict, Workspace};
 
 use answer::Answer;
-use canary::Canary;
+use canary::Canaries;
 pub use check::TaskCheck;
 use memo::Memo;
 pub use report::Report;
@@ -237,12 +237,12 @@ impl Grader {
             Ok(request) => request,
             Err(reason) => return Outcome::infrastructure(reason),
         };
-        let canary = examination.guarded.then(|| Canary::mix_in(&mut request));
+        let canaries = examination.guarded.then(|| Canaries::mix_in(&mut request));
         let mut run = (self.runner)(&request);
         let text = [&run.result.stdout[..], &run.result.stderr].map(String::from_utf8_lossy).concat();
-        // With a canary no honest run ends with success.
+        // With tests that must fail no honest run ends with success.
         let failed_as_it_must =
-            canary.is_none_or(|canary| canary.has_failed(&mut run.outcomes) && run.result.exit_code == Some(1));
+            canaries.is_none_or(|canaries| canaries.have_failed(&mut run.outcomes) && run.result.exit_code == Some(1));
         let exit_code = if examination.guarded && failed_as_it_must { Some(0) } else { run.result.exit_code };
         Outcome {
             ended: run.result.verdict,

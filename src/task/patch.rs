@@ -280,6 +280,46 @@ mod tests {
         assert_eq!(apply_patch(&files, patch), Ok(expected));
     }
 
+    /// Whatever a model writes is judged, never a panic.
+    #[test]
+    fn spoiled_patches_are_refused_or_applied() {
+        let files = workspace(&[("a.py", "one\ntwo\nthree\n"), ("b.py", "x\n")]);
+        let patch = "diff --git a/a.py b/c.py\nrename from a.py\nrename to c.py\n--- a/a.py\n+++ b/c.py\n@@ -1,3 +1,4 @@\n one\n\
+                     -two\n+zwei\n+drei\n three\n--- a/b.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n\\ No newline at end of file\n";
+        let pieces = [
+            "@@ -0,0 +1,99999999999 @@\n",
+            "--- ",
+            "+++ b/",
+            "\"a/\\",
+            "9",
+            "\n",
+            "-",
+            "+",
+            " ",
+            "diff --git ",
+            "ä",
+            "\r\n",
+            "\0",
+        ];
+        let mut state = 1u64;
+        let mut next = |below: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % below
+        };
+        for _ in 0..20_000 {
+            let mut letters: Vec<char> = patch.chars().collect();
+            for _ in 0..=next(4) {
+                let start = next(letters.len());
+                let end = (start + next(12)).min(letters.len());
+                letters.splice(start..end, pieces[next(pieces.len())].chars());
+            }
+            let spoiled: String = letters.into_iter().collect();
+            if let Err(reason) = apply_patch(&files, &spoiled) {
+                assert!(!reason.is_empty(), "{spoiled}");
+            }
+        }
+    }
+
     #[test]
     fn what_is_no_text_is_refused() {
         let files = workspace(&[("a.py", "one\n"), ("b.py", "")]);
