@@ -302,10 +302,10 @@ def warm_up():
     exec(compile("def test():\n    assert [0] == []\n", "warm_up.py", "exec"), module.__dict__)
     json.loads(json.dumps({"files": {"a": "b"}, "tests": [["c", 1.5]]}))
     examiner = Examiner(Loopback())
-    importer = Importer(examiner, {"a.py": ""}, ["json"], "/tests")
+    importer = Importer(examiner, {"a.py": ""}, ["__main__"], "/tests")
     for _ in range(20):  # so that the interpreter has specialised the code before it is shared
         importer.find_spec("a")
-        importer.create_module(importer.find_spec("json")).dumps([1, {"a": (2.5, None)}])
+        importer.create_module(importer.find_spec("__main__")).lay({})
         examiner.request("call", [examiner.request("getattr", [[1], "index"]), 1])
     (ctypes.c_uint32 * 2)(), (ctypes.c_uint32 * 6)()
 
