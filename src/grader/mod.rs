@@ -279,7 +279,8 @@ impl<'a> Examination<'a> {
         Ok(TestRequest { tree, files, removed, test_files, tests, runner: self.runner, ..TestRequest::default() })
     }
 
-    /// SHA-256 over everything that goes into a run, each part preceded by its length so that no two runs look alike.
+    /// SHA-256 over everything that goes into a run, each part preceded by its length so that no two runs look alike. A
+    /// repository in a directory stays as it is while it is used, so its place stands for it.
     fn fingerprint(&self) -> [u8; 32] {
         let mut hasher = Sha256::new();
         let mut put = |part: &str| {
@@ -288,7 +289,8 @@ impl<'a> Examination<'a> {
         };
         put(&self.task.id);
         put(if self.runner.is_separate() { "separate" } else { "in_process" });
-        for files in [&self.answer.changed, self.test_files] {
+        put(&self.task.repository.as_deref().map_or_else(String::new, |path| path.to_string_lossy().into_owned()));
+        for files in [&self.task.files, &self.answer.changed, self.test_files] {
             put(&files.len().to_string());
             for (path, text) in files {
                 put(path);
