@@ -1,6 +1,7 @@
 //! What a run of Python tests is told, in two parts: what may lie in the memory of the code under test, and what may not.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use serde_json::json;
 
@@ -27,9 +28,11 @@ impl Examination<'_> {
         self.separate() && self.request.test_files.keys().any(|path| !path.ends_with(".py"))
     }
 
-    /// What may be known before the code under test has a process of its own.
-    pub fn arrangement(&self) -> serde_json::Value {
-        json!({"separate": self.separate(), "hidden": self.hides_files(), "removed": self.request.removed})
+    /// What may be known before the code under test has a process of its own. `readable`: the machine's directories that every
+    /// run may read.
+    pub fn arrangement(&self, readable: &[PathBuf]) -> serde_json::Value {
+        let readable = if self.hides_files() { readable } else { &[] };
+        json!({"separate": self.separate(), "hidden": self.hides_files(), "removed": self.request.removed, "readable": readable})
     }
 
     /// Tells a run what to examine. One that could not start has closed its end; the supervisor then reads why.

@@ -113,7 +113,7 @@ impl Launcher {
     pub fn cold_tests(&self, start: &Start<'_>, python: &Python, examination: &Examination<'_>) -> Result<Started, String> {
         let mut argv = python_command(python);
         argv.push("once".to_string());
-        argv.push(examination.arrangement().to_string());
+        argv.push(examination.arrangement(&self.root.binds).to_string());
         self.cold(start, &argv, &BTreeMap::new(), Some(examination))
     }
 
@@ -141,7 +141,7 @@ impl Launcher {
         let cpu = limits.cpu_seconds.ceil() as u64 + 1;
         let request = json!({
             "files": start.files,
-            "arrangement": examination.arrangement(),
+            "arrangement": examination.arrangement(&self.root.binds),
             "host_id": host_id,
             "directory": directory.as_ref().map_or(Path::new(BOX), WorkDirectory::path),
             "processes": limits.processes,

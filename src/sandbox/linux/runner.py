@@ -54,13 +54,14 @@ libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_
 # --- running tests ---------------------------------------------------------------------------------------------------
 
 
-def examine(separate, hidden, removed):
+def examine(separate, hidden, removed, readable):
     """Runs the tests that come over descriptor 3; returns whether all passed. `separate`: the code under test runs in a process
-    of its own; `hidden`: the tests have data files, which that process must not see; `removed`: files of the tree to take away."""
+    of its own; `hidden`: the tests have data files, which that process must not see, though it may see what lies in `readable`;
+    `removed`: files of the tree to take away."""
     for name in removed:
         os.unlink(name)
     place = os.path.dirname(os.getcwd()) + "/tests" if separate else os.getcwd()
-    peer = Examiner(start_subject(place if hidden else None)) if separate else None
+    peer = Examiner(start_subject(place if hidden else None, readable)) if separate else None
     line = socket.socket(fileno=EVIDENCE)
     examination = json.loads(receive(line))
     line.detach()
@@ -89,7 +90,7 @@ def search_working_directory():
     sys.meta_path.insert(sys.meta_path.index(PathFinder), BareModules)
 
 
-def start_subject(hidden_place):
+def start_subject(hidden_place, readable):
     """Forks the process for the code under test. It gets neither descriptor 3 nor anything that came over it, and this process
     becomes one whose memory and descriptors no other may look into."""
     step("PR_SET_DUMPABLE", libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
@@ -106,7 +107,7 @@ def start_subject(hidden_place):
         ours.close()
         if hidden_place:
             try:
-                keep_out_of(hidden_place)
+                keep_out_of(hidden_place, readable)
             except Exception as error:
                 theirs.sendall(repr(error).encode())
                 os._exit(1)
@@ -124,8 +125,9 @@ subjects = []
 READY = b"ready"
 
 
-def keep_out_of(place):
-    """Shuts this process out of `place`, by allowing all that lies beside the path to it."""
+def keep_out_of(place, readable):
+    """Shuts this process out of `place`, by allowing all that lies beside the path to it. Where that cannot be listed, in tier
+    B, no more than `readable` could be read anyway."""
     version = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
     step("Landlock's version", version)
     # All access to files that the kernel's version knows: version 2 adds moving between directories, 3 truncation.
@@ -134,16 +136,20 @@ def keep_out_of(place):
     step("landlock_create_ruleset", ruleset)
     above, _, name = place.rpartition("/")
     while name:
-        for entry in os.scandir(above or "/"):
-            if entry.name != name and not entry.is_symlink():
-                try:
-                    beneath = os.open(entry.path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
-                except FileNotFoundError:
-                    continue  # in a directory that others use too, it has just gone
-                allowed = files if entry.is_dir(follow_symlinks=False) else files & 0x4007
-                rule = struct.pack("=Qi", allowed, beneath)
-                step("landlock_add_rule", libc.syscall(SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0))
-                os.close(beneath)
+        try:
+            beside = [entry.path for entry in os.scandir(above or "/") if entry.name != name and not entry.is_symlink()]
+        except PermissionError:
+            beside = [*readable, "/dev", "/etc", "/proc"]
+        for path in beside:
+            try:
+                beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            # Of these, files know executing, writing, reading and truncation.
+            allowed = files if os.path.isdir(path) else files & 0x4007
+            rule = struct.pack("=Qi", allowed, beneath)
+            step("landlock_add_rule", libc.syscall(SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0))
+            os.close(beneath)
         above, _, name = above.rpartition("/")
     step("no_new_privs", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     step("landlock_restrict_self", libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0))
