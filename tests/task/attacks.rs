@@ -154,7 +154,10 @@ fn complaint(attack: &Attack, graded: &Graded, is_attack: bool) -> Option<String
         Verdict::Passed => is_attack,
         _ => true,
     };
-    wrong.then(|| format!("{} ({}): {graded:?}", attack.name, if is_attack { "attack" } else { "honest" }))
+    let (kind, report) = (if is_attack { "attack" } else { "honest" }, &graded.report);
+    wrong.then(|| {
+        format!("{} ({kind}): {:?}, put back {:?}, output {:?}", attack.name, graded.verdict, report.overwritten, report.output)
+    })
 }
 
 /// Grades all attacks and neighbours, `at_once` at a time, and lists what went wrong.
