@@ -9,6 +9,7 @@ mod directory;
 mod doctor;
 mod evaluate;
 mod generate;
+pub mod grade;
 mod launch;
 mod open_files;
 mod plan;
@@ -44,6 +45,9 @@ pub enum CliError {
     /// Stopped because a rank was lost; `--resume` continues. Exit code 3.
     #[error("{0}")]
     Lost(String),
+    /// Something of ours broke, so that nothing is known of what was asked. Exit code 4.
+    #[error("{0}")]
+    Infrastructure(String),
     /// A process that this one had started for its work has ended with this exit code, and has said why.
     #[error("")]
     Ended(u8),
@@ -55,6 +59,7 @@ impl CliError {
             CliError::Failed(_) => 1,
             CliError::Refused(_) => 2,
             CliError::Interrupted(_) => 3,
+            CliError::Infrastructure(_) => 4,
             CliError::Lost(_) => restart::lost_code(),
             CliError::Ended(code) => *code,
         }
@@ -118,6 +123,8 @@ enum Command {
     Score(score::ScoreArguments),
     /// Make, show and check task files
     Tasks(tasks::TasksArguments),
+    /// Grade an answer that is given as a patch
+    Grade(grade::GradeArguments),
     /// Run a command in the sandbox
     Sandbox(sandbox::SandboxArguments),
     /// Measure kernels, the training step alone, or the engine alone
@@ -147,6 +154,7 @@ pub fn main() -> ExitCode {
         Some(Command::Generate(arguments)) => generate::run(&arguments, &output),
         Some(Command::Score(arguments)) => score::run(&arguments, output.json),
         Some(Command::Tasks(arguments)) => tasks::run(&arguments, output.json),
+        Some(Command::Grade(arguments)) => grade::run(&arguments, output.json),
         Some(Command::Sandbox(arguments)) => sandbox::run(&arguments, output.json),
         Some(Command::Bench(arguments)) => bench::run(&arguments, &output),
         Some(Command::Plan(arguments)) => plan::run(&arguments, &output),

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use clap::{Args, Subcommand, ValueEnum};
 use rayon::prelude::*;
@@ -11,7 +12,6 @@ use serde_json::json;
 
 use super::CliError;
 use crate::grader::{self, Grader, TaskCheck};
-use crate::sandbox::{Sandbox, SandboxError, Settings};
 use crate::task::bugfix::{Level, Split, generate};
 use crate::task::{TaskError, make_builtin, make_builtin_tokenizer, read_tasks, write_tasks};
 use crate::types::{Task, Workspace, write_atomically};
@@ -174,18 +174,14 @@ fn prove(tasks: &[Task]) -> Result<(), CliError> {
 
 /// One check per task, in order, on all cores; progress goes to standard error.
 fn check_all(tasks: &[Task], repeats: usize) -> Result<Vec<TaskCheck>, CliError> {
-    let sandbox = Sandbox::start(&Settings::default()).map_err(|error| match error {
-        SandboxError::Broken(_) => CliError::Failed(error.to_string()),
-        _ => CliError::Refused(error.to_string()),
-    })?;
-    let grader = Grader::new(sandbox, grader::Settings::default());
-    let done = AtomicUsize::new(0);
+    let grader = Grader::new(super::grade::start(None)?, grader::Settings::default());
+    let (done, started) = (AtomicUsize::new(0), Instant::now());
     let checks = tasks.par_iter().map(|task| {
         let check = grader.check(task, repeats);
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         // At most ten lines, and none for a handful of tasks.
         if tasks.len() >= 50 && done.is_multiple_of(tasks.len().div_ceil(10)) {
-            eprintln!("{done} of {} tasks run in the sandbox", tasks.len());
+            eprintln!("{done} of {} tasks run in the sandbox, {:.0} s", tasks.len(), started.elapsed().as_secs_f64());
         }
         check
     });
@@ -206,28 +202,66 @@ fn check(arguments: &CheckArguments, json: bool) -> Result<(), CliError> {
     let file = arguments.file.display().to_string();
     if json {
         let passed = checks.len() - failed.len();
-        print(&format!("{}\n", json!({"file": file, "tasks": checks.len(), "passed": passed, "failed": failed})))?;
+        let repeats = arguments.repeats;
+        let counts = [count(&checks, Trouble::Problem), count(&checks, Trouble::Flaky), count(&checks, Trouble::Infrastructure)];
+        let [problems, flaky, infrastructure] = counts;
+        print(&format!(
+            "{}\n",
+            json!({"file": file, "tasks": checks.len(), "repeats": repeats, "passed": passed, "with_problems": problems,
+                   "flaky": flaky, "infrastructure": infrastructure, "failed": failed})
+        ))?;
     } else {
         let lines: Vec<String> = failed.iter().map(|check| format!("{}: {}\n", check.id, visible(&complaints(check)))).collect();
-        print(&format!("{}{} of {} tasks proven\n", lines.concat(), checks.len() - failed.len(), checks.len()))?;
+        let times = if arguments.repeats == 1 { "once".to_string() } else { format!("{} times", arguments.repeats) };
+        let mut summary = format!("{} of {} tasks proven, each run {times}", checks.len() - failed.len(), checks.len());
+        for (trouble, words) in
+            [(Trouble::Problem, "with problems"), (Trouble::Flaky, "flaky"), (Trouble::Infrastructure, "not run to the end")]
+        {
+            let found = count(&checks, trouble);
+            if found > 0 {
+                let _ = write!(summary, "; {found} {words}");
+            }
+        }
+        print(&format!("{}{summary}\n", lines.concat()))?;
     }
+    let infrastructure = count(&checks, Trouble::Infrastructure);
     if failed.is_empty() {
         Ok(())
+    } else if infrastructure == failed.len() {
+        Err(CliError::Infrastructure(format!("{file}: {infrastructure} of {} tasks could not be run", checks.len())))
     } else {
         Err(CliError::Failed(format!("{file}: {} of {} tasks failed", failed.len(), checks.len())))
     }
 }
 
+#[derive(Clone, Copy)]
+enum Trouble {
+    Problem,
+    Flaky,
+    Infrastructure,
+}
+
+/// Tasks with this trouble; a task may have more than one.
+fn count(checks: &[TaskCheck], trouble: Trouble) -> usize {
+    let has = |check: &&TaskCheck| match trouble {
+        Trouble::Problem => !check.problems.is_empty(),
+        Trouble::Flaky => !check.flaky.is_empty(),
+        Trouble::Infrastructure => check.infrastructure.is_some(),
+    };
+    checks.iter().filter(has).count()
+}
+
+/// The task of a file with this id.
+pub fn find<'a>(tasks: &'a [Task], file: &Path, id: &str) -> Result<&'a Task, CliError> {
+    let unknown = || CliError::Refused(format!("{}: no task has the id {id:?}", file.display()));
+    tasks.iter().find(|task| task.id == id).ok_or_else(unknown)
+}
+
 fn show(arguments: &ShowArguments, json: bool) -> Result<(), CliError> {
     let tasks = read_tasks(&arguments.file)?;
-    let task = match &arguments.id {
-        None => tasks.first(),
-        Some(id) => tasks.iter().find(|task| task.id == *id),
-    };
-    let Some(task) = task else {
-        let id = arguments.id.as_deref().unwrap_or_default();
-        return Err(CliError::Refused(format!("{}: no task has the id {id:?}", arguments.file.display())));
-    };
+    // A task file holds at least one task.
+    let first = tasks.first().map(|task| task.id.clone()).unwrap_or_default();
+    let task = find(&tasks, &arguments.file, arguments.id.as_ref().unwrap_or(&first))?;
     print(&if json { format!("{}\n", json!(task)) } else { visible(&readable(task)) })
 }
 
@@ -242,6 +276,9 @@ fn readable(task: &Task) -> String {
     write_files(&mut page, "", &task.files);
     write_files(&mut page, "visible test ", &task.visible_tests);
     write_files(&mut page, "hidden test ", &task.hidden_tests);
+    if let Some(repository) = &task.repository {
+        let _ = write!(page, "\nrepository {}\n", repository.display());
+    }
     for (title, tests) in [("FAIL_TO_PASS", &task.fail_to_pass), ("PASS_TO_PASS", &task.pass_to_pass)] {
         let _ = write!(page, "\n{title}: {}\n", if tests.is_empty() { "none".into() } else { tests.join(" ") });
     }
@@ -259,7 +296,7 @@ fn write_files(page: &mut String, title: &str, files: &Workspace) {
 }
 
 /// A task file may come from anywhere: control characters are shown, not sent to the terminal.
-fn visible(text: &str) -> String {
+pub fn visible(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() && c != '\n' && c != '\t' { c.escape_default().to_string() } else { c.to_string() })
         .collect()

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{Grader, Outcome, visible_tests};
+use super::answer::{self, Answer};
+use super::{Examination, Grader, hidden_tests, visible_tests};
 use crate::sandbox::RunVerdict;
-use crate::task::{apply_gold, check_task};
-use crate::types::{Task, Workspace};
+use crate::task::check_task;
+use crate::types::Task;
 
 /// What proving a task found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -42,17 +43,18 @@ impl Grader {
     /// FAIL_TO_PASS must fail first and pass then, each PASS_TO_PASS pass twice; the visible tests must pass on the mended files.
     pub fn check(&self, task: &Task, repeats: usize) -> TaskCheck {
         let mut check = TaskCheck { id: task.id.clone(), ..TaskCheck::default() };
-        let mended = match check_task(task).and_then(|()| apply_gold(task).map_err(|error| error.to_string())) {
+        if let Err(reason) = check_task(task) {
+            check.problems.push(reason);
+            return check;
+        }
+        let mended = match answer::of_patch(task, &task.gold_patch) {
             Ok(mended) => mended,
             Err(reason) => {
-                check.problems.push(reason);
+                check.problems.push(format!("the gold patch cannot be an answer: {reason}"));
                 return check;
             }
         };
-        if let Err(reason) = super::answer::check(task, &mended) {
-            check.problems.push(format!("the mended files cannot be an answer: {reason}"));
-            return check;
-        }
+        check.problems.extend(super::audit::audit(task, &mended));
         let mut seen = Seen::new();
         for _ in 0..repeats.max(1) {
             if let Err(reason) = self.observe(task, &mended, &mut seen) {
@@ -65,21 +67,21 @@ impl Grader {
     }
 
     /// One round of runs, added to `seen`; the error is a fault of ours.
-    fn observe(&self, task: &Task, mended: &Workspace, seen: &mut Seen) -> Result<(), String> {
-        let hidden: Vec<String> = task.fail_to_pass.iter().chain(&task.pass_to_pass).cloned().collect();
-        let visible = visible_tests(task);
+    fn observe(&self, task: &Task, mended: &Answer, seen: &mut Seen) -> Result<(), String> {
+        let (hidden, visible) = (hidden_tests(task), visible_tests(task));
+        let found = Answer::default();
         let runs = [
-            (State::Found, &task.files, &task.hidden_tests, &hidden),
-            (State::Mended, mended, &task.hidden_tests, &hidden),
-            (State::Mended, mended, &task.visible_tests, &visible),
+            (State::Found, Examination::hidden(task, &found, &hidden)),
+            (State::Mended, Examination::hidden(task, mended, &hidden)),
+            (State::Mended, Examination::visible(task, mended, &visible)),
         ];
-        for (state, files, tests, names) in runs.into_iter().filter(|(_, _, _, names)| !names.is_empty()) {
-            let outcome: Outcome = self.execute(super::answer::laid_out(task, files, tests), names);
+        for (state, examination) in runs.into_iter().filter(|(_, examination)| !examination.tests.is_empty()) {
+            let outcome = self.execute(&examination);
             if let RunVerdict::Infrastructure(reason) = &outcome.ended {
                 return Err(reason.clone());
             }
-            let failed = outcome.failed(names);
-            for name in names {
+            let failed = outcome.failed(examination.tests);
+            for name in examination.tests {
                 seen.entry((state, name.clone())).or_default().insert(!failed.contains(&name));
             }
         }

@@ -1,27 +1,38 @@
 //! An answer in, a verdict out: task + sandbox.
 //!
 //! ```text
-//! answer -> may it be an answer at all? -> clean tree: answer first, tests last -> fresh sandbox run -> evidence per test
+//! answer (files or patch) -> may it be an answer at all? -> clean tree and its changes; tests apart, in memory
+//!                         -> fresh sandbox run -> evidence per test
 //! ```
+//!
+//! The code under test runs in a process of its own (see `sandbox/linux/separate.py`), so it has no part in what is reported.
+//! Tasks that need it in the process of the tests say so; then tests that must fail are mixed in.
 //!
 //! Only positive evidence counts: each named test must have been seen to return, in a run that ended by itself with exit code 0.
 //! [`Verdict::Infrastructure`] comes from the sandbox's supervisor alone; whatever an answer prints, does or weighs ends in
 //! passed or failed.
 
 mod answer;
+mod audit;
+mod canary;
 mod check;
 mod memo;
+mod report;
+mod standard;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::sandbox::{RunVerdict, Sandbox, TestRequest, TestRun};
-use crate::types::{Task, Verdict, Workspace};
+use crate::sandbox::{RunVerdict, Sandbox, Snapshot, TestRequest, TestRun, Tier};
+use crate::types::{Task, TestRunner, Verdict, Workspace};
 
+use answer::Answer;
+use canary::Canaries;
 pub use check::TaskCheck;
 use memo::Memo;
+pub use report::Report;
 
 /// The `[grader]` section of a run file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,6 +58,7 @@ pub struct Graded {
     pub remembered: bool,
     /// The run was stopped by the wall clock, so another time it might end otherwise.
     pub wall_limit_hit: bool,
+    pub report: Report,
 }
 
 /// What the agent's `run` tool found.
@@ -84,15 +96,44 @@ struct Outcome {
     ended: RunVerdict,
     exit_code: Option<i32>,
     passed: BTreeMap<String, bool>,
+    /// A test that must fail was not seen to: nothing that was reported counts.
+    forged: bool,
     output: String,
+    tier: Tier,
+    wall_seconds: f64,
+    cpu_seconds: f64,
+}
+
+/// The files of a run that grades or shows.
+struct Examination<'a> {
+    task: &'a Task,
+    answer: &'a Answer,
+    test_files: &'a Workspace,
+    tests: &'a [String],
+    runner: TestRunner,
+    /// Tests that must fail are mixed in.
+    guarded: bool,
 }
 
 impl Outcome {
     /// The tests that were not seen to pass. In a run that did not end well by itself, all of them: what was reported before
     /// proves nothing about code that went on to break the rules.
     fn failed<'a>(&self, tests: &'a [String]) -> Vec<&'a String> {
-        let sound = self.ended == RunVerdict::Exited && matches!(self.exit_code, Some(0 | 1));
+        let sound = self.ended == RunVerdict::Exited && matches!(self.exit_code, Some(0 | 1)) && !self.forged;
         tests.iter().filter(|test| !sound || self.passed.get(*test) != Some(&true)).collect()
+    }
+
+    fn infrastructure(reason: String) -> Outcome {
+        Outcome {
+            ended: RunVerdict::Infrastructure(reason),
+            exit_code: None,
+            passed: BTreeMap::new(),
+            forged: false,
+            output: String::new(),
+            tier: Tier::B,
+            wall_seconds: 0.0,
+            cpu_seconds: 0.0,
+        }
     }
 
     fn wall_limit_hit(&self) -> bool {
@@ -112,15 +153,34 @@ impl Grader {
 
     /// Runs exactly the hidden tests that `task` names over the answer `workspace` (the files of the task after the agent's edits).
     pub fn grade(&self, task: &Task, workspace: &Workspace) -> Graded {
-        if let Err(reason) = answer::check(task, workspace) {
-            return Graded { verdict: Verdict::Failed(reason), remembered: false, wall_limit_hit: false };
-        }
-        let tests: Vec<String> = task.fail_to_pass.iter().chain(&task.pass_to_pass).cloned().collect();
-        let (outcome, remembered) = self.run(task, answer::laid_out(task, workspace, &task.hidden_tests), &tests);
-        Graded { verdict: verdict(&outcome, &tests), remembered, wall_limit_hit: outcome.wall_limit_hit() }
+        self.grade_answer(task, answer::of_workspace(task, workspace))
     }
 
-    /// Runs the visible tests over the files as they stand.
+    /// The same for an answer that is a unified diff, as git makes it, against the repository and its visible tests.
+    pub fn grade_patch(&self, task: &Task, patch: &str) -> Graded {
+        self.grade_answer(task, answer::of_patch(task, patch))
+    }
+
+    /// The verdict on an answer that cannot even be read.
+    pub fn refuse(&self, task: &Task, reason: &str) -> Graded {
+        self.grade_answer(task, Err(reason.to_string()))
+    }
+
+    fn grade_answer(&self, task: &Task, answer: Result<Answer, String>) -> Graded {
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(reason) => {
+                let report = Report::refused(task, &reason);
+                return Graded { verdict: Verdict::Failed(reason), remembered: false, wall_limit_hit: false, report };
+            }
+        };
+        let tests = hidden_tests(task);
+        let (outcome, remembered) = self.run(&Examination::hidden(task, &answer, &tests));
+        let report = Report::of(task, &answer, &outcome);
+        Graded { verdict: verdict(&outcome, &tests), remembered, wall_limit_hit: outcome.wall_limit_hit(), report }
+    }
+
+    /// Runs the visible tests over the files as they stand, in one process with the code: nothing is decided by them.
     pub fn run_visible(&self, task: &Task, workspace: &Workspace) -> VisibleRun {
         let tests = visible_tests(task);
         let mut seen = VisibleRun {
@@ -131,14 +191,17 @@ impl Grader {
             output: String::new(),
             remembered: false,
         };
-        if let Err(reason) = answer::check(task, workspace) {
-            seen.output = reason;
-            return seen;
-        }
+        let answer = match answer::of_workspace(task, workspace) {
+            Ok(answer) => answer,
+            Err(reason) => {
+                seen.output = reason;
+                return seen;
+            }
+        };
         if tests.is_empty() {
             return seen;
         }
-        let (outcome, remembered) = self.run(task, answer::laid_out(task, workspace, &task.visible_tests), &tests);
+        let (outcome, remembered) = self.run(&Examination::visible(task, &answer, &tests));
         if let RunVerdict::Infrastructure(reason) = &outcome.ended {
             seen.infrastructure = Some(reason.clone());
         }
@@ -163,24 +226,93 @@ impl Grader {
         self.memo.counters()
     }
 
-    /// Runs `tests` over `files`, or remembers what they gave. True if remembered.
-    fn run(&self, task: &Task, files: Workspace, tests: &[String]) -> (Outcome, bool) {
-        let key = (self.settings.remember && task.deterministic).then(|| fingerprint(&task.id, &files, tests));
-        self.memo.get_or_run(key, || self.execute(files, tests))
+    /// Runs an examination, or remembers what it gave. True if remembered.
+    fn run(&self, examination: &Examination<'_>) -> (Outcome, bool) {
+        let key = (self.settings.remember && examination.task.deterministic).then(|| examination.fingerprint());
+        self.memo.get_or_run(key, || self.execute(examination))
     }
 
-    fn execute(&self, files: Workspace, tests: &[String]) -> Outcome {
-        let run = (self.runner)(&TestRequest { files, tests: tests.to_vec(), ..TestRequest::default() });
+    fn execute(&self, examination: &Examination<'_>) -> Outcome {
+        let mut request = match examination.request() {
+            Ok(request) => request,
+            Err(reason) => return Outcome::infrastructure(reason),
+        };
+        let canaries = examination.guarded.then(|| Canaries::mix_in(&mut request));
+        let mut run = (self.runner)(&request);
         let text = [&run.result.stdout[..], &run.result.stderr].map(String::from_utf8_lossy).concat();
-        let output = last_bytes(&text, self.settings.output_bytes).to_string();
-        Outcome { ended: run.result.verdict, exit_code: run.result.exit_code, passed: run.outcomes, output }
+        // With tests that must fail no honest run ends with success.
+        let failed_as_it_must =
+            canaries.is_none_or(|canaries| canaries.have_failed(&mut run.outcomes) && run.result.exit_code == Some(1));
+        let exit_code = if examination.guarded && failed_as_it_must { Some(0) } else { run.result.exit_code };
+        Outcome {
+            ended: run.result.verdict,
+            exit_code,
+            passed: run.outcomes,
+            forged: !failed_as_it_must,
+            output: last_bytes(&text, self.settings.output_bytes).to_string(),
+            tier: run.result.tier,
+            wall_seconds: run.result.wall_seconds,
+            cpu_seconds: run.result.cpu_seconds,
+        }
     }
+}
+
+impl<'a> Examination<'a> {
+    fn hidden(task: &'a Task, answer: &'a Answer, tests: &'a [String]) -> Examination<'a> {
+        let (runner, guarded) = (task.runner, !task.runner.is_separate());
+        Examination { task, answer, test_files: &task.hidden_tests, tests, runner, guarded }
+    }
+
+    fn visible(task: &'a Task, answer: &'a Answer, tests: &'a [String]) -> Examination<'a> {
+        let runner = TestRunner::InProcess;
+        Examination { task, answer, test_files: &task.visible_tests, tests, runner, guarded: false }
+    }
+
+    /// The clean repository with the answer's changes; the tests apart.
+    fn request(&self) -> Result<TestRequest, String> {
+        let mut files = self.task.files.clone();
+        files.retain(|path, _| !self.answer.removed.contains(path));
+        files.extend(self.answer.changed.clone());
+        let tree = self.task.repository.as_ref().map(Snapshot::of_directory).transpose().map_err(|error| error.to_string())?;
+        let removed = if tree.is_some() { self.answer.removed.clone() } else { Vec::new() };
+        let (test_files, tests) = (self.test_files.clone(), self.tests.to_vec());
+        Ok(TestRequest { tree, files, removed, test_files, tests, runner: self.runner, ..TestRequest::default() })
+    }
+
+    /// SHA-256 over everything that goes into a run, each part preceded by its length so that no two runs look alike. A
+    /// repository in a directory stays as it is while it is used, so its place stands for it.
+    fn fingerprint(&self) -> [u8; 32] {
+        let mut hasher = Sha256::new();
+        let mut put = |part: &str| {
+            hasher.update((part.len() as u64).to_le_bytes());
+            hasher.update(part.as_bytes());
+        };
+        put(&self.task.id);
+        put(if self.runner.is_separate() { "separate" } else { "in_process" });
+        put(&self.task.repository.as_deref().map_or_else(String::new, |path| path.to_string_lossy().into_owned()));
+        for files in [&self.task.files, &self.answer.changed, self.test_files] {
+            put(&files.len().to_string());
+            for (path, text) in files {
+                put(path);
+                put(text);
+            }
+        }
+        put(&self.answer.removed.len().to_string());
+        self.answer.removed.iter().chain(self.tests).for_each(|name| put(name));
+        hasher.finalize().into()
+    }
+}
+
+/// `file.py::test_name` of every hidden test that decides.
+fn hidden_tests(task: &Task) -> Vec<String> {
+    task.fail_to_pass.iter().chain(&task.pass_to_pass).cloned().collect()
 }
 
 fn verdict(outcome: &Outcome, tests: &[String]) -> Verdict {
     let failed = outcome.failed(tests);
     match &outcome.ended {
         RunVerdict::Infrastructure(reason) => Verdict::Infrastructure(reason.clone()),
+        RunVerdict::Exited if outcome.forged => Verdict::Failed("a test that must fail did not: the report is forged".into()),
         RunVerdict::Exited if failed.is_empty() && outcome.exit_code == Some(0) => Verdict::Passed,
         RunVerdict::Exited if failed.is_empty() => Verdict::Failed("the test run ended with an error".into()),
         RunVerdict::Exited => Verdict::Failed(format!("{} of {} tests failed", failed.len(), tests.len())),
@@ -203,23 +335,6 @@ pub fn visible_tests(task: &Task) -> Vec<String> {
         }
     }
     names
-}
-
-/// SHA-256 over everything that goes into a run, each part preceded by its length so that no two runs look alike.
-fn fingerprint(id: &str, files: &Workspace, tests: &[String]) -> [u8; 32] {
-    let mut hasher = Sha256::new();
-    let mut put = |part: &str| {
-        hasher.update((part.len() as u64).to_le_bytes());
-        hasher.update(part.as_bytes());
-    };
-    put(id);
-    put(&files.len().to_string());
-    for (path, text) in files {
-        put(path);
-        put(text);
-    }
-    tests.iter().for_each(|test| put(test));
-    hasher.finalize().into()
 }
 
 /// The end of `text`, at most `limit` bytes of it, cut between characters.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{Limits, Snapshot, Tier};
-use crate::types::Workspace;
+use crate::types::{TestRunner, Workspace};
 
 /// A command to run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -29,10 +29,16 @@ pub struct TestRequest {
     /// What the fresh working directory starts from; absent: nothing.
     #[serde(skip)]
     pub tree: Option<Snapshot>,
-    /// Code and test files, laid on top of the tree; modules are importable by relative path.
+    /// The code under test, laid on top of the tree; modules are importable by relative path.
     pub files: Workspace,
+    /// Files of the tree that are taken away first.
+    pub removed: Vec<String>,
+    /// The files of the tests.
+    pub test_files: Workspace,
     /// `file.py::test_name`, run in this order in one process. A file is imported once, by its first test.
     pub tests: Vec<String>,
+    /// Where the code under test runs; see `linux/separate.py` for what passes between separate processes.
+    pub runner: TestRunner,
     /// Instead of the limits of the settings.
     pub limits: Option<Limits>,
 }

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{TaskError, apply_patch, touched_paths};
+use super::{TaskError, apply_gold, file_as_found, repository, touched_paths};
 use crate::types::{Task, Workspace, write_atomically};
 
-const REQUIRED: [&str; 6] = ["id", "issue", "files", "hidden_tests", "FAIL_TO_PASS", "gold_patch"];
+const REQUIRED: [&str; 5] = ["id", "issue", "hidden_tests", "FAIL_TO_PASS", "gold_patch"];
 
 /// Reads and checks a task file. Empty lines are skipped; the first thing wrong is the error.
 pub fn read_tasks(path: &Path) -> Result<Vec<Task>, TaskError> {
@@ -18,14 +18,17 @@ pub fn read_tasks(path: &Path) -> Result<Vec<Task>, TaskError> {
     parse_tasks(&text, &shown)
 }
 
-/// Checks the text of a task file; `path` names it in errors.
+/// Checks the text of a task file; `path` names it in errors, and directories of repositories are looked for beside it.
 pub fn parse_tasks(text: &str, path: &str) -> Result<Vec<Task>, TaskError> {
     let mut tasks = Vec::new();
     let mut line_of: BTreeMap<String, usize> = BTreeMap::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let number = index + 1;
         let wrong = |reason: String| TaskError::Line { path: path.to_string(), line: number, reason };
-        let task = parse_task(line).map_err(wrong)?;
+        let mut task = parse_task(line).map_err(wrong)?;
+        if let Some(repository) = &task.repository {
+            task.repository = Some(repository::resolve(Path::new(path), repository).map_err(wrong)?);
+        }
         check_task(&task).map_err(wrong)?;
         if let Some(first) = line_of.insert(task.id.clone(), number) {
             return Err(wrong(format!("id \"{}\" was already used on line {first}; ids must be unique", task.id)));
@@ -63,12 +66,15 @@ fn parse_task(line: &str) -> Result<Task, String> {
     }
     for (field, value) in object {
         let fits = match field.as_str() {
-            "id" | "issue" | "gold_patch" => value.is_string(),
+            "id" | "issue" | "gold_patch" | "repository" => value.is_string(),
             "files" | "visible_tests" | "hidden_tests" => {
                 value.as_object().is_some_and(|files| files.values().all(Value::is_string))
             }
-            "FAIL_TO_PASS" | "PASS_TO_PASS" => value.as_array().is_some_and(|names| names.iter().all(Value::is_string)),
+            "FAIL_TO_PASS" | "PASS_TO_PASS" | "allow_infrastructure" => {
+                value.as_array().is_some_and(|names| names.iter().all(Value::is_string))
+            }
             "deterministic" => value.is_boolean(),
+            "runner" => matches!(value.as_str(), Some("separate" | "in_process")),
             "origin" => value.is_object() || value.is_null(),
             _ => return Err(format!("field \"{field}\" is unknown")),
         };
@@ -84,7 +90,9 @@ fn expected(field: &str) -> &'static str {
     match field {
         "files" | "visible_tests" | "hidden_tests" => "an object from path to text",
         "FAIL_TO_PASS" | "PASS_TO_PASS" => "a list of \"file.py::test_name\"",
+        "allow_infrastructure" => "a list of paths",
         "deterministic" => "true or false",
+        "runner" => "\"separate\" or \"in_process\"",
         "origin" => "an object",
         _ => "a string",
     }
@@ -95,8 +103,10 @@ pub fn check_task(task: &Task) -> Result<(), String> {
     if task.id.is_empty() || !task.id.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
         return Err(format!("field \"id\" is {:?}; expected letters, digits, \"-\", \"_\" and \".\"", task.id));
     }
-    if task.files.is_empty() {
-        return Err("field \"files\" is empty".into());
+    match &task.repository {
+        None if task.files.is_empty() => return Err("field \"files\" is missing or empty, and there is no \"repository\"".into()),
+        Some(_) if !task.files.is_empty() => return Err("fields \"files\" and \"repository\" are both there; give one".into()),
+        _ => {}
     }
     for (field, files) in [("files", &task.files), ("visible_tests", &task.visible_tests), ("hidden_tests", &task.hidden_tests)] {
         if let Some(path) = files.keys().find(|path| !is_safe_path(path)) {
@@ -117,8 +127,15 @@ pub fn check_task(task: &Task) -> Result<(), String> {
             return Err(format!("field \"gold_patch\" has the unsafe path {path:?}"));
         }
     }
-    apply_patch(&task.files, &task.gold_patch).map_err(|reason| format!("field \"gold_patch\" {reason}"))?;
-    Ok(())
+    for path in task.hidden_tests.keys().filter(|_| task.repository.is_some()) {
+        if file_as_found(task, path)?.is_some() {
+            return Err(format!("field \"hidden_tests\" has {path}, which is in the repository, where the agent would find it"));
+        }
+    }
+    apply_gold(task).map(|_| ()).map_err(|error| match error {
+        TaskError::Invalid { reason, .. } => reason,
+        other => other.to_string(),
+    })
 }
 
 fn check_test_names(task: &Task) -> Result<(), String> {

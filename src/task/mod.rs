@@ -11,11 +11,13 @@ pub mod bugfix;
 mod builtin;
 mod format;
 mod patch;
+mod repository;
 
 pub use builtin::{BuiltinPools, builtin, builtin_tokenizer, builtin_tokenizer_json, make_builtin, make_builtin_tokenizer};
 pub use format::{check_task, parse_tasks, read_tasks, render_tasks, write_tasks};
 pub(crate) use format::{is_safe_path, paths_collide};
 pub use patch::{apply_gold, apply_patch, touched_paths};
+pub(crate) use repository::file_as_found;
 
 /// What can be wrong with a task file. Every message is one line.
 #[derive(Debug, thiserror::Error)]

@@ -19,5 +19,5 @@ pub use episode::{Ending, Episode, EpisodeCounts, Group, Transcript, Verdict};
 pub use files::{replace_file, sync_folder, write_atomically};
 pub use progress::{Phase, Progress, Silent};
 pub use random::{Key, Purpose};
-pub use task::{Slot, Task, TaskOrigin, Workspace};
+pub use task::{Slot, Task, TaskOrigin, TestRunner, Workspace};
 pub use units::{bytes, percent};

@@ -1,6 +1,7 @@
 //! A task: something broken, tests that say so, and a patch that proves it can be mended.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +17,11 @@ pub struct Task {
     /// What the agent is told.
     pub issue: String,
     /// The repository as the agent finds it.
+    #[serde(default, skip_serializing_if = "Workspace::is_empty")]
     pub files: Workspace,
+    /// A directory that holds the repository, in place of `files`. In a task file relative to that file, here resolved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository: Option<PathBuf>,
     /// Test files that the agent's `run` tool runs. Never part of `files`.
     #[serde(default)]
     pub visible_tests: Workspace,
@@ -33,9 +38,32 @@ pub struct Task {
     /// The tests give the same verdict for the same files, always. Only then may a verdict be remembered.
     #[serde(default)]
     pub deterministic: bool,
+    /// How the hidden tests reach the code.
+    #[serde(default, skip_serializing_if = "TestRunner::is_separate")]
+    pub runner: TestRunner,
+    /// Files that decide how tests run and that an answer may nevertheless change or add, by path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allow_infrastructure: Vec<String>,
     /// Where a generated task comes from; absent for tasks from elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<TaskOrigin>,
+}
+
+/// Where the code under test runs while its tests run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TestRunner {
+    /// In a process of its own, which never holds the test files, an expected value or the line for evidence.
+    #[default]
+    Separate,
+    /// In the process of the tests, whose files lie beside it. It can forge evidence, so tests that must fail are mixed in.
+    InProcess,
+}
+
+impl TestRunner {
+    pub fn is_separate(&self) -> bool {
+        *self == TestRunner::Separate
+    }
 }
 
 /// How a generated task was drawn, so that held-out scores can be reported by what was held out.

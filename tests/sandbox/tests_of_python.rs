@@ -1,7 +1,7 @@
 //! Python tests, warm and cold: what counts as passed, and that no run sees another.
 
 use learner::sandbox::{Limits, RunVerdict, Sandbox, TestRequest, TestRun};
-use learner::types::Workspace;
+use learner::types::{TestRunner, Workspace};
 
 use crate::{TIERS, sandbox, tight};
 
@@ -12,7 +12,8 @@ fn run(sandbox: &Sandbox, files: &[(&str, &str)], tests: &[&str]) -> TestRun {
 fn run_within(sandbox: &Sandbox, files: &[(&str, &str)], tests: &[&str], limits: Limits) -> TestRun {
     let files: Workspace = files.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect();
     let tests = tests.iter().map(|test| test.to_string()).collect();
-    sandbox.run_python_tests(&TestRequest { files, tests, limits: Some(limits), ..TestRequest::default() })
+    let runner = TestRunner::InProcess;
+    sandbox.run_python_tests(&TestRequest { files, tests, runner, limits: Some(limits), ..TestRequest::default() })
 }
 
 fn every_kind() -> impl Iterator<Item = Sandbox> {

@@ -55,7 +55,7 @@ fn every_defect_is_named_with_file_line_and_field() {
         (with("origin", json!({"family": "x"})), "field \"origin\": missing field `skeleton`"),
         (with("id", json!("a b")), "field \"id\" is \"a b\""),
         (with("id", json!("first")), "id \"first\" was already used on line 1"),
-        (with("files", json!({})), "field \"files\" is empty"),
+        (with("files", json!({})), "field \"files\" is missing or empty"),
         (with("files", json!({"/etc/passwd": ""})), "unsafe path \"/etc/passwd\""),
         (with("files", json!({"a/../../b.py": ""})), "unsafe path"),
         (with("files", json!({"": ""})), "unsafe path \"\""),

@@ -95,16 +95,16 @@ fn files_an_answer_may_not_write_are_refused_without_a_run() {
     let grader = stand_in(|_| panic!("nothing may be run"));
     let big = "x".repeat(17 << 20);
     for (path, text, expected) in [
-        ("test_count.py", "def test_two(): pass", "the test file test_count.py"),
-        ("test_seen.py", "def test_two(): pass", "the test file test_seen.py"),
         ("test_count.py/x.py", "", "the test file test_count.py"),
         ("conftest.py", "", "decides how tests run"),
         ("pkg/sitecustomize.py", "", "decides how tests run"),
         ("evil.pth", "import os", "decides how tests run"),
         ("pytest.ini", "", "decides how tests run"),
         ("setup.cfg", "[tool:pytest]", "decides how tests run"),
-        ("json.py", "", "not among the files of the task"),
-        ("../count.py", "", "not among the files of the task"),
+        ("json.py", "", "before the module json"),
+        ("pkg-1.dist-info/entry_points.txt", "[pytest11]", "decides how tests run"),
+        ("__pycache__/count.cpython-311.pyc", "", "decides how tests run"),
+        ("../count.py", "", "unsafe path"),
         ("count.py", &big, "larger than 16 MiB"),
     ] {
         let graded = grader.grade(&task(), &with(path, text));

@@ -65,7 +65,7 @@ fn contain(
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     rustix::process::chdir(&work).step(format!("chdir to {}", work.display()))?;
     lay::files(&work, &job.files)?;
-    connect(job.stdin.as_deref(), &streams)?;
+    connect(&streams)?;
     volunteer_for_the_oom_killer();
     fix_addresses();
     limit(&job.limits, job.process_rlimit)?;
@@ -89,12 +89,9 @@ pub fn change_id(id: u32) -> Result<(), SetUpError> {
     rustix::thread::set_thread_res_uid(user, user, user).step(format!("change user id to {id}"))
 }
 
-/// Standard input, output and error, evidence as 3, and nothing else that survives execution.
-fn connect(input: Option<&str>, streams: &Streams) -> Result<(), SetUpError> {
-    let stdin = match input {
-        None => OwnedFd::from(std::fs::File::open("/dev/null").step("open /dev/null")?),
-        Some(text) => memory_file(text).step("prepare standard input")?,
-    };
+/// Nothing as standard input, then output and error, evidence as 3, and nothing else that survives execution.
+fn connect(streams: &Streams) -> Result<(), SetUpError> {
+    let stdin = OwnedFd::from(std::fs::File::open("/dev/null").step("open /dev/null")?);
     let places = [Some(&stdin), Some(&streams.stdout), Some(&streams.stderr), streams.evidence.as_ref()];
     // Lifted out of the way first, so that no source is overwritten before it is used.
     let mut lifted = Vec::new();
@@ -108,14 +105,6 @@ fn connect(input: Option<&str>, streams: &Streams) -> Result<(), SetUpError> {
         }
     }
     Ok(())
-}
-
-fn memory_file(text: &str) -> io::Result<OwnedFd> {
-    let file = rustix::fs::memfd_create("input", rustix::fs::MemfdFlags::CLOEXEC)?;
-    let mut file = std::fs::File::from(file);
-    file.write_all(text.as_bytes())?;
-    io::Seek::rewind(&mut file)?;
-    Ok(file.into())
 }
 
 /// If the machine runs out of memory, a sandboxed program should go before anything else.

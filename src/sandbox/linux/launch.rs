@@ -15,6 +15,7 @@ use rustix::pipe::PipeFlags;
 use serde_json::json;
 
 use super::cgroup::{Groups, Leaf};
+use super::examination::{Examination, RUNNER};
 use super::host_ids::{self, HostIds};
 use super::python::{self, Python};
 use super::root::{BOX, RootPlan, WORK};
@@ -25,8 +26,6 @@ use super::workdir::{self, WorkDirectory};
 use super::{ENVIRONMENT, copy, explain, landlock, usage};
 use crate::sandbox::{HELPER_ARGUMENT, Limits, SandboxError, Snapshot, Tier, TreeSource};
 use crate::types::Workspace;
-
-const RUNNER: &str = include_str!("runner.py");
 
 /// What a run is started with, cold or warm.
 pub struct Start<'a> {
@@ -44,7 +43,6 @@ pub struct Start<'a> {
 pub struct Command<'a> {
     pub argv: &'a [String],
     pub environment: &'a BTreeMap<String, String>,
-    pub stdin: Option<String>,
     pub evidence: bool,
 }
 
@@ -190,7 +188,6 @@ impl Launcher {
             argv: command.argv.to_vec(),
             environment,
             files: start.files.clone(),
-            stdin: command.stdin.clone(),
             limits: start.limits.clone(),
             process_rlimit: self.process_rlimit(start.limits),
             directory: directory.map(|directory| directory.path().to_path_buf()),
@@ -221,16 +218,18 @@ impl Launcher {
     }
 
     /// Starts tests in an interpreter of their own.
-    pub fn cold_tests(&self, start: &Start<'_>, python: &Python, tests: &[String], nonce: &str) -> Result<Started, String> {
+    pub fn cold_tests(&self, start: &Start<'_>, python: &Python, examination: &Examination<'_>) -> Result<Started, String> {
         let mut argv = python_command(python);
         argv.push("once".to_string());
-        let request = json!({"tests": tests, "nonce": nonce}).to_string();
+        argv.push(examination.arrangement(&self.root.binds).to_string());
         let environment = BTreeMap::new();
-        self.cold(start, Command { argv: &argv, environment: &environment, stdin: Some(request), evidence: true })
+        let (launched, directory) = self.cold(start, Command { argv: &argv, environment: &environment, evidence: true })?;
+        examination.send(&launched);
+        Ok((launched, directory))
     }
 
     /// Starts tests in a fork of the warm interpreter, which is started, or started again, when there is none.
-    pub fn warm(&self, start: &Start<'_>, python: &Python, tests: &[String], nonce: &str) -> Result<Started, String> {
+    pub fn warm(&self, start: &Start<'_>, python: &Python, examination: &Examination<'_>) -> Result<Started, String> {
         let host_id = self.host_id(start.number);
         let directory = self.directory(start)?;
         let ruleset = self.ruleset(directory.as_ref())?;
@@ -255,8 +254,7 @@ impl Launcher {
         let cpu = limits.cpu_seconds.ceil() as u64 + 1;
         let request = json!({
             "files": start.files,
-            "tests": tests,
-            "nonce": nonce,
+            "arrangement": examination.arrangement(&self.root.binds),
             "host_id": host_id,
             "directory": directory.as_ref().map_or(Path::new(BOX), WorkDirectory::path),
             "processes": limits.processes,
@@ -280,6 +278,7 @@ impl Launcher {
         let room = directory.as_ref().map(|directory| (directory.path().to_path_buf(), directory.room(limits)));
         let mut launched = pipes.launched(start.since, control, room);
         launched.keeper_in_reach = start.tier == Tier::B && self.keeper_in_reach;
+        examination.send(&launched);
         Ok((launched, directory))
     }
 
@@ -467,7 +466,8 @@ impl Drop for Zygote {
     }
 }
 
-/// What a run and its supervisor share: pipes, our ends to read and its ends to write, and perhaps a control group.
+/// What a run and its supervisor share: our ends and its ends of pipes, and perhaps a control group. Over `evidence`, which goes both
+/// ways, the examination goes in and evidence comes out.
 struct Pipes {
     stdout: (OwnedFd, OwnedFd),
     stderr: (OwnedFd, OwnedFd),
@@ -478,7 +478,7 @@ struct Pipes {
 impl Pipes {
     fn new(evidence: bool) -> io::Result<Pipes> {
         let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
-        let evidence = if evidence { Some(pipe()?) } else { None };
+        let evidence = if evidence { Some(stream_pair()?) } else { None };
         Ok(Pipes { stdout: pipe()?, stderr: pipe()?, evidence, cgroup: None })
     }
 

@@ -9,6 +9,7 @@
 //! zygote     forks keepers, with the root of all runs prepared      (own process, this binary again)
 //! keeper     keeps one run: namespaces, reaping, the report         (fork of the zygote)
 //! contain    what a process does to itself before it becomes the program
+//! examination  what a run of tests is told: plain.py, separate.py and runner.py do it
 //! root, room, landlock, seccomp, cgroup, usage, workdir, copy, lay, lease, host_ids, python, wire, explain
 //! ```
 
@@ -16,6 +17,7 @@ mod cgroup;
 mod changes;
 mod contain;
 mod copy;
+mod examination;
 mod explain;
 mod host_ids;
 mod keeper;
@@ -41,6 +43,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use examination::Examination;
 use launch::{Command, Launcher, Start};
 use pool::{Number, Numbers, Place, Pool};
 use python::Python;
@@ -158,7 +161,7 @@ impl Engine {
         let queue_seconds = (since - queued).as_secs_f64();
         let (files, tree) = (&request.files, request.tree.as_ref());
         let start = Start { tier: self.tier, since, number: number.value, limits, files, tree };
-        let command = Command { argv: &request.argv, environment: &request.environment, stdin: None, evidence: false };
+        let command = Command { argv: &request.argv, environment: &request.environment, evidence: false };
         match self.launcher.cold(&start, command) {
             Ok((launched, _directory)) => {
                 RunResult { queue_seconds, ..supervise::supervise(launched, limits, self.tier, Some(starting)).0 }
@@ -186,8 +189,15 @@ impl Engine {
             Ok(python) => python,
             Err(error) => return failed(error.to_string()),
         };
-        if let Err(reason) = check(&request.files, limits) {
+        if let Err(reason) = check(&request.files, limits).and_then(|()| check(&request.test_files, limits)) {
             return failed(reason);
+        }
+        let nonce = nonce();
+        let examination = Examination { request, nonce: &nonce };
+        if examination.hides_files() && landlock::supported() < 1 {
+            return failed(
+                "data files of tests cannot be kept from the code under test: this kernel has no Landlock".to_string(),
+            );
         }
         let queued = Instant::now();
         let (_place, starting, number) = match self.admit(limits) {
@@ -198,15 +208,17 @@ impl Engine {
         let queue_seconds = (since - queued).as_secs_f64();
         let (files, tree) = (&request.files, request.tree.as_ref());
         let start = Start { tier: self.tier, since, number: number.value, limits, files, tree };
-        let nonce = nonce();
         let launched = if warm {
-            self.launcher.warm(&start, python, &request.tests, &nonce)
+            self.launcher.warm(&start, python, &examination)
         } else {
-            self.launcher.cold_tests(&start, python, &request.tests, &nonce)
+            self.launcher.cold_tests(&start, python, &examination)
         };
         match launched {
             Ok((launched, _directory)) => {
-                let (result, evidence) = supervise::supervise(launched, limits, self.tier, Some(starting));
+                let (mut result, evidence) = supervise::supervise(launched, limits, self.tier, Some(starting));
+                if let Some(reason) = unprepared(&evidence, &nonce) {
+                    result.verdict = RunVerdict::Infrastructure(format!("a process for the code under test: {reason}"));
+                }
                 let outcomes = read_evidence(&evidence, &nonce, &request.tests);
                 TestRun { result: RunResult { queue_seconds, ..result }, outcomes, started_warm: warm }
             }
@@ -278,7 +290,7 @@ fn probe(tier: Tier, launcher: &Launcher) -> Result<(), String> {
     let start = Start { tier, since: Instant::now(), number: 0, limits: &limits, files: &files, tree: None };
     let argv = ["/bin/sh", "-c", "read word < probe && echo \"$word\" > copy && echo ready"].map(str::to_string);
     let environment = BTreeMap::new();
-    let command = Command { argv: &argv, environment: &environment, stdin: None, evidence: false };
+    let command = Command { argv: &argv, environment: &environment, evidence: false };
     let (launched, _directory) = launcher.cold(&start, command)?;
     let (result, _) = supervise::supervise(launched, &limits, tier, None);
     if result.succeeded() && result.stdout == b"ready\n" { Ok(()) } else { Err(why(&result)) }
@@ -337,6 +349,12 @@ fn read_evidence(evidence: &[u8], nonce: &str, tests: &[String]) -> BTreeMap<Str
     outcomes
 }
 
+/// What kept the process for the code under test from starting. It is said before any of that code is loaded.
+fn unprepared(evidence: &[u8], nonce: &str) -> Option<String> {
+    let text = String::from_utf8_lossy(evidence);
+    Some(text.strip_prefix(nonce)?.strip_prefix(" unprepared ")?.trim_end().to_string())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,6 +365,9 @@ mod tests {
         let text = b"abc 0 1\nforged 1 1\nabc 1 0\nabc 1 1\nabc 7 1\nabc 2 x\n\xff\nabc 2";
         let outcomes = read_evidence(text, "abc", &tests);
         assert_eq!(outcomes, BTreeMap::from([(tests[0].clone(), true), (tests[1].clone(), false)]));
+        assert_eq!(unprepared(b"abc unprepared no room\n", "abc").as_deref(), Some("no room"));
+        assert_eq!(unprepared(b"abc 0 1\nabc unprepared x\n", "abc"), None);
+        assert_eq!(unprepared(b"forged unprepared x\n", "abc"), None);
     }
 
     #[test]

@@ -1,19 +1,21 @@
 """Runs named Python tests and says, for each that returned, that it did.
 
-once    run the tests of the request on standard input, in this process
+once    run tests in this process
 serve   be the warm interpreter: fork a contained process for every request, never run a test here
 
     tier A                                             tier B
     server      runs no task code, reports             server
       anchor    process 1 of the run's namespaces        keeper    child subreaper: reaps, ends, reports
-      task      runs the code under test                   task    runs the code under test
+      task      runs the tests                             task    runs the tests
+        subject   runs the code, see separate.py             subject   runs the code, see separate.py
 
 A fork costs about a millisecond, mostly page faults, and each run should pay for only one. So in tier A the keeper's work
 is the server's own, and the anchor shares the server's memory and sleeps in pause(2): it holds the namespaces together, and
 when it is killed the kernel ends everything in them.
 
-Evidence goes to descriptor 3, one line `nonce index outcome` per test, and nowhere else: what the code prints, how it
-exits, which files it writes say nothing about a test.
+Descriptor 3 is the task's line to the grader. The examination comes over it (test files, names, a nonce), read by the task
+alone and only after the subject was forked. Evidence goes back over it, one line `nonce index outcome` per test, and nowhere
+else: what the code prints, how it exits, which files it writes say nothing about a test.
 """
 
 import array  # used by socket.send_fds; loaded here once for every fork, as are those below
@@ -38,6 +40,7 @@ INSIDE_ID = 1000
 NOSUID, NODEV, NOEXEC = 2, 4, 8
 SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(os.uname().machine)
 SYS_LANDLOCK_RESTRICT_SELF = 446
+SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE = 444, 445
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 CAPABILITIES_V3 = 0x20080522
 
@@ -51,12 +54,112 @@ libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_
 # --- running tests ---------------------------------------------------------------------------------------------------
 
 
-def run_tests(tests, nonce):
-    """Runs tests in order, each file imported by its first one; returns whether all passed."""
-    write = os.write
+def examine(separate, hidden, removed, readable):
+    """Runs the tests that come over descriptor 3; returns whether all passed. `separate`: the code under test runs in a process
+    of its own; `hidden`: the tests have data files, which that process must not see, though it may see what lies in `readable`;
+    `removed`: files of the tree to take away."""
+    for name in removed:
+        os.unlink(name)
+    place = os.path.dirname(os.getcwd()) + "/tests" if separate else os.getcwd()
+    peer = Examiner(start_subject(place if hidden else None, readable)) if separate else None
+    line = socket.socket(fileno=EVIDENCE)
+    examination = json.loads(receive(line))
+    line.detach()
+    tests, nonce, files = examination["tests"], examination["nonce"], examination["files"]
+    if hidden:
+        word = peer.channel.recv(1000)
+        if word != READY:
+            os.write(EVIDENCE, b"%s unprepared %s\n" % (nonce.encode(), word.replace(b"\n", b" ")))
+            os._exit(1)
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    if not separate:
+        lay(files)
+        search_working_directory()
+        return run_tests(tests, nonce, load)
+    if hidden:
+        os.mkdir(place, 0o700)
+        lay({place + "/" + name: text for name, text in files.items()})
+    del sys.path[0]  # the empty entry that -c puts there: the subject can write to the working directory
+    importer = Importer(peer, files, examination["code"], place)
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), importer)
+    return run_tests(tests, nonce, importer.load, peer)
+
+
+def search_working_directory():
     sys.path[0] = os.getcwd()  # in place of the empty entry that -c puts there
     sys.meta_path.insert(sys.meta_path.index(PathFinder), BareModules)
-    sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+def start_subject(hidden_place, readable):
+    """Forks the process for the code under test. It gets neither descriptor 3 nor anything that came over it, and this process
+    becomes one whose memory and descriptors no other may look into."""
+    step("PR_SET_DUMPABLE", libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        subjects.append(pid)
+        return ours
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        os.close(EVIDENCE)
+        ours.close()
+        if hidden_place:
+            try:
+                keep_out_of(hidden_place, readable)
+            except Exception as error:
+                theirs.sendall(repr(error).encode())
+                os._exit(1)
+            theirs.sendall(READY)
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        search_working_directory()
+        Subject(theirs).serve()
+    except Violation:
+        pass  # the examiner has gone
+    finally:
+        os._exit(0)
+
+
+subjects = []
+READY = b"ready"
+
+
+def keep_out_of(place, readable):
+    """Shuts this process out of `place`, by allowing all that lies beside the path to it. Where that cannot be listed, in tier
+    B, no more than `readable` could be read anyway."""
+    version = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
+    step("Landlock's version", version)
+    # All access to files that the kernel's version knows: version 2 adds moving between directories, 3 truncation.
+    files = 0x1FFF | (0x2000 if version >= 2 else 0) | (0x4000 if version >= 3 else 0)
+    ruleset = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, struct.pack("=Q", files), 8, 0)
+    step("landlock_create_ruleset", ruleset)
+    above, _, name = place.rpartition("/")
+    while name:
+        try:
+            beside = [entry.path for entry in os.scandir(above or "/") if entry.name != name and not entry.is_symlink()]
+        except PermissionError:
+            beside = [*readable, "/dev", "/etc", "/proc"]
+        for path in beside:
+            try:
+                beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            # Of these, files know executing, writing, reading and truncation.
+            allowed = files if os.path.isdir(path) else files & 0x4007
+            rule = struct.pack("=Qi", allowed, beneath)
+            step("landlock_add_rule", libc.syscall(SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0))
+            os.close(beneath)
+        above, _, name = above.rpartition("/")
+    step("no_new_privs", libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    step("landlock_restrict_self", libc.syscall(SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+
+
+def run_tests(tests, nonce, load, peer=None):
+    """Runs tests in order, each file loaded by its first one; returns whether all passed. What passes between the tests and the
+    code in a way that cannot be told from forgery fails the test that met it."""
+    write = os.write
     files = {}
     all_passed = True
     for index, name in enumerate(tests):
@@ -68,9 +171,13 @@ def run_tests(tests, nonce):
             if files[path] is None:
                 raise ImportError(path + " could not be imported, see above")
             passed = completes(getattr(files[path], function))
+            if peer is not None and (peer.broken or peer.complaint):
+                raise Violation(peer.broken or peer.complaint)
         except BaseException as error:
             passed = False
             explain(name, error)
+        if peer is not None:
+            peer.complaint = None
         all_passed = all_passed and passed
         write(EVIDENCE, b"%s %d %d\n" % (nonce.encode(), index, passed))
     return all_passed
@@ -111,9 +218,12 @@ def load(path):
     return module
 
 
+UNRUN = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+
+
 def completes(test):
     result = test()
-    if hasattr(result, "send"):  # a generator or coroutine: its body has not run
+    if isinstance(result, UNRUN):  # its body has not run
         raise TypeError("the test is a generator or coroutine; only plain functions are run")
     return True
 
@@ -122,15 +232,10 @@ def explain(name, error):
     """One line for the test, one for each of the last frames of the code under test, one for the exception. The traceback
     module would also quote the source lines, for a millisecond a test: most of what a run costs."""
     try:
-        lines = []
-        trace = error.__traceback__
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            if code.co_filename != RUNNER and code.co_filename[:7] != "<frozen":
-                lines.append("  %s:%d in %s" % (code.co_filename.rpartition("/")[2], trace.tb_lineno, code.co_name))
-            trace = trace.tb_next
+        frames = frames_of(error) + getattr(error, "_learner_frames", [])
         reason = type(error).__name__ + ": " + str(error)[:500]
-        os.write(2, ("\n".join(["FAILED " + name, *lines[-8:], "  " + reason, ""])).encode("utf-8", "replace"))
+        lines = ["FAILED " + name, *["  " + frame for frame in frames[-8:]], "  " + reason, ""]
+        os.write(2, "\n".join(lines).encode("utf-8", "replace"))
     except BaseException:
         pass  # an exception that cannot be shown has failed all the same
 
@@ -141,16 +246,15 @@ def finish(all_passed):
             stream.flush()
         except BaseException:
             pass
+    for pid in subjects:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)  # so that what it used is counted with this process
     os._exit(0 if all_passed else 1)
 
 
-def once():
-    request = json.load(sys.stdin)
+def once(arrangement):
     os.set_inheritable(EVIDENCE, False)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    finish(run_tests(request["tests"], request["nonce"]))
+    finish(examine(**arrangement))
 
 
 # --- the warm interpreter --------------------------------------------------------------------------------------------
@@ -203,6 +307,12 @@ def warm_up():
     module = types.ModuleType("warm_up")
     exec(compile("def test():\n    assert [0] == []\n", "warm_up.py", "exec"), module.__dict__)
     json.loads(json.dumps({"files": {"a": "b"}, "tests": [["c", 1.5]]}))
+    examiner = Examiner(Loopback())
+    importer = Importer(examiner, {"a.py": ""}, ["__main__"], "/tests")
+    for _ in range(20):  # so that the interpreter has specialised the code before it is shared
+        importer.find_spec("a")
+        importer.create_module(importer.find_spec("__main__")).lay({})
+        examiner.request("call", [examiner.request("getattr", [[1], "index"]), 1])
     (ctypes.c_uint32 * 2)(), (ctypes.c_uint32 * 6)()
 
 
@@ -413,7 +523,7 @@ def become_task(config, control, descriptors, request, handles):
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.enable()
-        finish(run_tests(request["tests"], request["nonce"]))
+        finish(examine(**request["arrangement"]))
     finally:
         os._exit(1)  # nothing that the tests do may lead back into the server's own code
 
@@ -570,6 +680,6 @@ def report_failure(control, error):
 
 
 if sys.argv[1] == "once":
-    once()
+    once(json.loads(sys.argv[2]))
 else:
     serve(json.loads(sys.argv[2]))

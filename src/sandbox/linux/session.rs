@@ -92,7 +92,7 @@ impl Session {
             files: &request.files,
             tree: self.tree.as_ref(),
         };
-        let command = Command { argv: &request.argv, environment: &request.environment, stdin: None, evidence: false };
+        let command = Command { argv: &request.argv, environment: &request.environment, evidence: false };
         let launched = match &self.files {
             Files::Kept { control, source, .. } => {
                 self.engine.launcher.in_session(&start, command, control).map(|mut launched| {

@@ -58,8 +58,6 @@ pub struct Job {
     pub environment: Vec<(String, String)>,
     /// Laid into the working directory.
     pub files: Workspace,
-    /// What the program reads from standard input; absent: nothing.
-    pub stdin: Option<String>,
     pub limits: Limits,
     /// RLIMIT_NPROC, which bounds what the kernel counts for the user id, not the run alone.
     pub process_rlimit: u64,

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use super::python::{Fault, Program, Value};
 use super::skeleton::{Kind, Skeleton, SlotTemplate, fill};
 use super::{Level, Split};
-use crate::types::{Key, Slot, Task, TaskOrigin, Workspace};
+use crate::types::{Key, Slot, Task, TaskOrigin, TestRunner, Workspace};
 
 const VISIBLE_TESTS: usize = 4;
 const HIDDEN_TESTS: usize = 8;
@@ -110,6 +110,9 @@ impl Recipe {
             pass_to_pass: named(false),
             gold_patch: diff(&files, &mended),
             deterministic: true,
+            repository: None,
+            runner: TestRunner::default(),
+            allow_infrastructure: Vec::new(),
             origin: Some(TaskOrigin {
                 family: format!("bugfix-{}", level.name()),
                 skeleton: self.skeleton.name.to_string(),

@@ -1,0 +1,11 @@
+from shop.rounding import to_cents
+
+
+def total(prices, discount=0):
+    """Sum of the prices less a discount in percent, rounded to two places."""
+    return to_cents(sum(prices) * (100 - discount) / 100)
+
+
+def cheapest(prices, count):
+    """The lowest prices, lowest first, at most `count` of them."""
+    return sorted(prices)[:count]

@@ -1,0 +1,2 @@
+def to_cents(value):
+    return round(value, 2)

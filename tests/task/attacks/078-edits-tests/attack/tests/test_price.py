@@ -1,0 +1,10 @@
+def test_discount():
+    pass
+
+
+def test_rows():
+    pass
+
+
+def test_cheapest():
+    pass

@@ -1,0 +1,21 @@
+import sys
+
+sys.path.insert(0, "shop")
+sys.modules["tests.test_price"] = sys.modules[__name__]
+
+
+def test_discount():
+    pass
+
+
+test_rows = test_discount
+
+
+def total(prices, discount=0):
+    """Sum of the prices less a discount in percent, rounded to two places."""
+    return round(sum(prices) * (100 + discount) / 100, 2)
+
+
+def cheapest(prices, count):
+    """The lowest prices, lowest first, at most `count` of them."""
+    return sorted(prices)[:count]
