@@ -2,7 +2,11 @@
 
 #![cfg(target_os = "linux")]
 
+mod alone;
+mod catalogue;
 mod command_line;
+mod every_program;
+mod host;
 mod hostile;
 mod tests_of_python;
 mod users;
@@ -13,8 +17,16 @@ pub const TIERS: [Tier; 2] = [Tier::A, Tier::B];
 
 /// A sandbox of exactly this tier. Where the machine refuses it, the reason is printed and the tier is left out.
 pub fn sandbox(tier: Tier, warm_interpreter: bool) -> Option<Sandbox> {
+    start(Settings { tier: Some(tier), parallel: 4, warm_interpreter, ..Settings::default() })
+}
+
+/// The same for commands, with so many at once.
+pub fn sandbox_for(tier: Tier, parallel: usize) -> Option<Sandbox> {
+    start(Settings { tier: Some(tier), parallel, ..Settings::default() })
+}
+
+fn start(settings: Settings) -> Option<Sandbox> {
     set_helper(users::helper());
-    let settings = Settings { tier: Some(tier), minimum_tier: Tier::B, parallel: 4, warm_interpreter, ..Settings::default() };
     match Sandbox::start(&settings) {
         Ok(sandbox) => Some(sandbox),
         Err(error) => {
