@@ -170,7 +170,7 @@ impl Grader {
     }
 
     fn execute(&self, files: Workspace, tests: &[String]) -> Outcome {
-        let run = (self.runner)(&TestRequest { files, tests: tests.to_vec(), limits: None });
+        let run = (self.runner)(&TestRequest { files, tests: tests.to_vec(), ..TestRequest::default() });
         let text = [&run.result.stdout[..], &run.result.stderr].map(String::from_utf8_lossy).concat();
         let output = last_bytes(&text, self.settings.output_bytes).to_string();
         Outcome { ended: run.result.verdict, exit_code: run.result.exit_code, passed: run.outcomes, output }

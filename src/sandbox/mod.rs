@@ -4,6 +4,7 @@
 //! Sandbox::start   probe the tiers by running a command in each, refuse if the floor is not met
 //! Sandbox::run     any command in a fresh tree              -> RunResult (verdict, usage, output)
 //! run_python_tests named tests over code, warm or cold      -> TestRun   (outcome of every test seen to end)
+//! Sandbox::session many commands over one tree              -> Session   (a result each, and what they changed)
 //! ```
 //!
 //! Every run gets its own tree of files, its own limits and (tier A) its own namespaces; nothing of it survives it. Trouble
@@ -13,6 +14,8 @@
 mod limits;
 mod output;
 mod request;
+mod session;
+mod snapshot;
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -30,7 +33,9 @@ use serde::{Deserialize, Serialize};
 pub use limits::Limits;
 #[cfg(target_os = "linux")]
 pub use linux::kill_descendants;
-pub use request::{Request, RunResult, RunVerdict, TestRequest, TestRun};
+pub use request::{Accounting, LimitsHit, Mechanisms, Request, RunResult, RunVerdict, TestRequest, TestRun, TreeSource};
+pub use session::{Change, Now, Session, SessionRequest};
+pub use snapshot::Snapshot;
 
 /// How strongly a run is kept from the machine and from other runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -70,6 +75,11 @@ pub struct Settings {
     pub limits: Limits,
     /// Runs at the same time; 0 means three for two cores, since a run also waits. Waiting for a place counts against no limit.
     pub parallel: usize,
+    /// The memory limits of all runs at the same time together; 0 means three quarters of what is available at the start. A
+    /// run that does not fit beside the others waits.
+    pub memory_bytes: u64,
+    /// Where the kernel refuses an overlay of a tree, give each run a copy. Otherwise a run with a tree is refused there.
+    pub copy_trees: bool,
     /// Fork Python tests off one started interpreter instead of starting one for each run.
     pub warm_interpreter: bool,
     /// The Python to run tests with; absent: the first on PATH that is at least 3.9 and runs in the sandbox.
@@ -83,6 +93,8 @@ impl Default for Settings {
             tier: None,
             limits: Limits::default(),
             parallel: 0,
+            memory_bytes: 0,
+            copy_trees: false,
             warm_interpreter: true,
             python: None,
         }
@@ -97,6 +109,8 @@ pub enum SandboxError {
     Unavailable { wanted: String, reasons: String, remedy: String },
     #[error("sandbox: no usable python3 ({0}); install Python 3.9 or later, or name one with sandbox.python")]
     Python(String),
+    #[error("sandbox: {} cannot be a tree for runs: {found}; give a directory that can be read", path.display())]
+    Tree { path: PathBuf, found: String },
     #[error("sandbox.{field}: {found}; {remedy}")]
     Settings { field: String, found: String, remedy: String },
     #[error("sandbox: programs can be contained on Linux only; run this on Linux (a container or a virtual machine will do)")]
@@ -148,6 +162,14 @@ impl Sandbox {
     /// Runs a command in a fresh tree that holds `request.files` and is its working directory.
     pub fn run(&self, request: &Request) -> RunResult {
         self.engine.run(request)
+    }
+
+    /// Starts a session: a tree over which many commands will run.
+    ///
+    /// # Errors
+    /// [`SandboxError::Broken`] when the tree cannot be set up, [`SandboxError::Settings`] for a limit of zero.
+    pub fn session(&self, request: &SessionRequest) -> Result<Session, SandboxError> {
+        linux::Engine::session(&self.engine, request).map(Session::new)
     }
 
     /// Runs named tests, in order, in a fresh tree. A test counts as passed only if the runner saw it return.

@@ -12,7 +12,7 @@ fn run(sandbox: &Sandbox, files: &[(&str, &str)], tests: &[&str]) -> TestRun {
 fn run_within(sandbox: &Sandbox, files: &[(&str, &str)], tests: &[&str], limits: Limits) -> TestRun {
     let files: Workspace = files.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect();
     let tests = tests.iter().map(|test| test.to_string()).collect();
-    sandbox.run_python_tests(&TestRequest { files, tests, limits: Some(limits) })
+    sandbox.run_python_tests(&TestRequest { files, tests, limits: Some(limits), ..TestRequest::default() })
 }
 
 fn every_kind() -> impl Iterator<Item = Sandbox> {

@@ -150,20 +150,7 @@ fn generated_tasks_are_proven_and_defects_are_named() {
 /// A run of tests that ended in `ended`, with these outcomes.
 fn test_run(ended: RunVerdict, exit_code: Option<i32>, outcomes: &[(&str, bool)]) -> TestRun {
     TestRun {
-        result: RunResult {
-            verdict: ended,
-            exit_code,
-            signal: None,
-            wall_seconds: 0.0,
-            cpu_seconds: 0.0,
-            peak_bytes: 0,
-            stdout: Vec::new(),
-            stderr: Vec::new(),
-            stdout_total: 0,
-            stderr_total: 0,
-            truncated: false,
-            tier: Tier::A,
-        },
+        result: RunResult { exit_code, ..RunResult::empty(Tier::A, ended) },
         outcomes: outcomes.iter().map(|(name, passed)| (name.to_string(), *passed)).collect::<BTreeMap<_, _>>(),
         started_warm: false,
     }

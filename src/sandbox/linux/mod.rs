@@ -25,6 +25,7 @@ mod workdir;
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 pub use helper::helper_main;
 use launch::{Launcher, Start};
@@ -32,7 +33,9 @@ use python::Python;
 use slots::Slots;
 pub use usage::kill_descendants;
 
-use super::{HELPER, Limits, Request, RunResult, RunVerdict, SandboxError, Settings, TestRequest, TestRun, Tier};
+use super::{
+    Change, HELPER, Limits, Request, RunResult, RunVerdict, SandboxError, SessionRequest, Settings, TestRequest, TestRun, Tier,
+};
 use crate::types::Workspace;
 
 /// What every program finds in its environment, beside PATH, HOME and TMPDIR. The hash seed is fixed so that orders repeat.
@@ -160,6 +163,10 @@ impl Engine {
         }
     }
 
+    pub fn session(_engine: &Arc<Engine>, _request: &SessionRequest) -> Result<Session, SandboxError> {
+        Err(SandboxError::Broken("sessions are not built yet".to_string()))
+    }
+
     /// The first interpreter that really runs in the sandbox; it becomes part of the root.
     fn find_python(&mut self, named: Option<&Path>) -> Result<Python, SandboxError> {
         let mut reasons = Vec::new();
@@ -180,6 +187,20 @@ impl Engine {
         self.launcher.root = system;
         self.launcher.python_directory = None;
         Err(SandboxError::Python(reasons.join("; ")))
+    }
+}
+
+pub struct Session;
+
+impl Session {
+    pub fn tier(&self) -> Tier {
+        Tier::A
+    }
+    pub fn run(&mut self, _request: &Request) -> RunResult {
+        RunResult::infrastructure(Tier::A, "sessions are not built yet".to_string())
+    }
+    pub fn read_changes(&mut self, _max_bytes: u64) -> Result<Vec<Change>, String> {
+        Err("sessions are not built yet".to_string())
     }
 }
 

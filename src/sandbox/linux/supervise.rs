@@ -335,7 +335,6 @@ impl<'a> Run<'a> {
         };
         let [stdout, stderr, evidence] = self.streams.map(|stream| stream.kept);
         let result = RunResult {
-            verdict,
             exit_code,
             signal,
             wall_seconds: seconds,
@@ -346,7 +345,7 @@ impl<'a> Run<'a> {
             truncated: stdout.truncated() || stderr.truncated(),
             stdout: stdout.into_bytes(),
             stderr: stderr.into_bytes(),
-            tier: self.tier,
+            ..RunResult::empty(self.tier, verdict)
         };
         let evidence = if evidence.truncated() { Vec::new() } else { evidence.into_bytes() };
         (result, evidence)
