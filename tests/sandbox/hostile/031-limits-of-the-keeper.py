@@ -15,12 +15,12 @@ def attempt(name, action):
         print(name, "REACHED")
 
 
-for pid in {os.getppid(), 1}:
-    for name in ["AS", "DATA", "CPU", "NOFILE", "STACK", "FSIZE", "NPROC"]:
-        attempt(name, lambda: resource.prlimit(pid, getattr(resource, "RLIMIT_" + name), (0, 0)))
-    attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))
-    attempt("cores", lambda: os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))}))
-    attempt("scheduler", lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)))
+keeper = os.getppid()
+for name in ["AS", "DATA", "CPU", "NOFILE", "STACK", "FSIZE", "NPROC"]:
+    attempt(name, lambda: resource.prlimit(keeper, getattr(resource, "RLIMIT_" + name), (0, 0)))
+attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, keeper, 19))
+attempt("cores", lambda: os.sched_setaffinity(keeper, {min(os.sched_getaffinity(0))}))
+attempt("scheduler", lambda: os.sched_setscheduler(keeper, os.SCHED_IDLE, os.sched_param(0)))
 for _ in range(100):
     if os.fork() == 0:
         os.fork()
