@@ -265,7 +265,7 @@ impl<'a> Run<'a> {
         let Some(started) = self.started.filter(|_| self.end.is_none() && now >= self.next_sample) else { return };
         self.next_sample = now + if now < started + DENSE { FIRST_SAMPLES } else { SAMPLES };
         if let Some(processes) = &self.processes {
-            let usage = processes.usage();
+            let usage = processes.usage(self.limits.memory_bytes);
             self.peak.tasks = self.peak.tasks.max(usage.tasks);
             self.peak.bytes = self.peak.bytes.max(usage.bytes);
             self.peak.cpu_seconds = self.peak.cpu_seconds.max(usage.cpu_seconds - self.set_up_cpu_seconds);
@@ -283,7 +283,8 @@ impl<'a> Run<'a> {
             && now >= self.next_directory_sample
         {
             self.next_directory_sample = now + DIRECTORY_SAMPLES;
-            if workdir::exceeds(directory, self.limits) {
+            let unlinked = self.processes.as_ref().map_or(0, Processes::unlinked_bytes);
+            if workdir::exceeds(directory, self.limits, unlinked) {
                 self.disk_full = true;
                 self.stop(RunVerdict::DiskLimit);
             }
