@@ -202,7 +202,7 @@ impl Program {
             ),
         };
         let argv = argv.into_iter().map(str::to_string).collect();
-        sandbox.run(&Request { argv, files, environment: environment.clone(), limits: Some(self.limits.clone()) })
+        sandbox.run(&Request { argv, files, environment: environment.clone(), limits: Some(self.limits.clone()), ..Request::default() })
     }
 
     fn as_file(&self) -> Workspace {

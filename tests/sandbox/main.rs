@@ -4,10 +4,14 @@
 
 mod alone;
 mod catalogue;
+mod collector;
 mod command_line;
+mod complete;
 mod every_program;
 mod host;
-mod hostile;
+mod killed;
+mod ours;
+mod soak;
 mod tests_of_python;
 mod users;
 
@@ -51,11 +55,6 @@ pub fn tight() -> Limits {
 
 pub fn shell(sandbox: &Sandbox, script: &str, limits: Limits) -> RunResult {
     let argv = ["sh", "-c", script].map(str::to_string).to_vec();
-    sandbox.run(&Request { argv, limits: Some(limits), ..Request::default() })
-}
-
-pub fn python(sandbox: &Sandbox, program: &str, limits: Limits) -> RunResult {
-    let argv = ["python3", "-c", program].map(str::to_string).to_vec();
     sandbox.run(&Request { argv, limits: Some(limits), ..Request::default() })
 }
 

@@ -1,19 +1,22 @@
-# item 32: the last signal to every number that a process of the machine may have, and to all at once
+# item 32: signals to every number that a process of the machine may have, and to all at once
 # verdict: exited 0; has alone
 # control: ends-on-a-signal.py
 import os
 import signal
 
-own = {os.getpid(), 0}
-for pid in [int(os.environ["HOST_PROCESS"]), *range(2, 33000)]:
-    if pid not in own:
+# Harmless signals first: a hole must not cost anybody his processes.
+for pid in range(2, 33000):
+    if pid != os.getpid():
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGCONT)
         except OSError:
-            pass
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-try:
-    os.kill(-1, signal.SIGTERM)
-except OSError:
-    pass
+            continue
+        print(pid, "REACHED")
+for pid in (-1, int(os.environ["HOST_PROCESS"])):
+    try:
+        os.kill(pid, signal.SIGCONT if pid == -1 else signal.SIGKILL)
+    except OSError as error:
+        print(pid, "denied", os.strerror(error.errno))
+    else:
+        print(pid, "REACHED")
 print("alone")

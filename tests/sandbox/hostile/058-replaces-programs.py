@@ -5,7 +5,13 @@ import os
 import shutil
 import sys
 
-places = ["/bin/sh", "/usr/bin/env", sys.executable, os.path.realpath(sys.executable), os.__file__, "/etc/passwd", "/etc/ld.so.cache"]
+for place in [sys.executable, os.path.realpath(sys.executable), os.__file__, os.environ["HOST_FILE"]]:
+    try:
+        open(place, "ab").close()
+    except OSError:
+        continue
+    print("write", place, "REACHED")
+places = ["/bin/sh", "/usr/bin/env", "/etc/passwd", "/etc/ld.so.cache"]
 places += ["/etc/ld.so.preload", "/usr/local/bin/git", "/usr/bin/new", "/etc/new", "/new", "/lib/new", "/dev/new", "/usr/lib/sitecustomize.py"]
 for place in places:
     for name, action in {

@@ -1,4 +1,4 @@
-# item 64: traces, reads and writes its parent, process 1 and a process of the machine, and takes their descriptors
+# item 64: traces, reads and writes its parent, its child and a process of the machine, and takes their descriptors
 # verdict: exited 0; has done
 # control: own-process.py
 import ctypes
@@ -13,7 +13,7 @@ if child == 0:
     import time
 
     time.sleep(1000)
-for pid in {os.getppid(), 1, int(os.environ["HOST_PROCESS"]), child}:
+for pid in {os.getppid(), int(os.environ["HOST_PROCESS"]), child}:
     piece = ctypes.create_string_buffer(64)
     vector = (ctypes.c_void_p * 2)(ctypes.addressof(piece), 64)
     handle = libc.syscall(PIDFD_OPEN, pid, 0)

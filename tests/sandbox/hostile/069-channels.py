@@ -24,10 +24,8 @@ attempt("perf", libc.syscall(perf_event_open, ctypes.create_string_buffer(struct
 attempt("bpf", libc.syscall(bpf, 0, ctypes.create_string_buffer(128), 128))
 attempt("userfaultfd", libc.syscall(userfaultfd, 0))
 attempt("fanotify", libc.syscall(fanotify, 0, 0))
-# Where these may be made they must be the run's own: none of another run is there.
-if libc.semget(0x5EED, 1, 0o666) != -1:
-    print("heard by a semaphore")
-libc.semget(0x5EED, 1, 0o1666)
+attempt("semget", libc.semget(0x5EED, 1, 0o1666))
+# Where a queue may be made it must be the run's own: none of another run is there.
 queue = libc.mq_open(b"/mark", os.O_RDWR)
 if queue != -1:
     print("heard by a queue")
