@@ -184,7 +184,8 @@ impl Program {
     pub fn can_run_here(&self) -> bool {
         let compiler = self.file.ends_with(".c").then_some("cc");
         [compiler, self.needs.as_deref()].into_iter().flatten().all(|name| {
-            let missing = !std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|place| place.join(name).is_file());
+            let missing =
+                !std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|place| place.join(name).is_file());
             if missing {
                 println!("left out: {}: this machine has no {name}", self.file);
             }
@@ -202,7 +203,13 @@ impl Program {
             ),
         };
         let argv = argv.into_iter().map(str::to_string).collect();
-        sandbox.run(&Request { argv, files, environment: environment.clone(), limits: Some(self.limits.clone()), ..Request::default() })
+        sandbox.run(&Request {
+            argv,
+            files,
+            environment: environment.clone(),
+            limits: Some(self.limits.clone()),
+            ..Request::default()
+        })
     }
 
     fn as_file(&self) -> Workspace {
@@ -224,7 +231,8 @@ impl Program {
         }
         offences.extend(declared.has.iter().filter(|text| !stdout.contains(*text)).map(|text| format!("no {text:?}")));
         let forbidden = declared.lacks.iter().map(String::as_str).chain([REACHED]);
-        offences.extend(forbidden.filter(|text| stdout.contains(text) || stderr.contains(text)).map(|text| format!("has {text:?}")));
+        offences
+            .extend(forbidden.filter(|text| stdout.contains(text) || stderr.contains(text)).map(|text| format!("has {text:?}")));
         if declared.truncated != result.truncated {
             offences.push(format!("truncated: {}", result.truncated));
         }

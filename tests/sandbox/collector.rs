@@ -97,7 +97,8 @@ fn links_are_not_followed() {
     in_each_tier("collector::links_are_not_followed", |sandbox, repository| {
         let secret = Secret::lay();
         let mut session = session(sandbox, Some(repository), limits());
-        let script = format!("rm -r code.py package; ln -s {0} code.py; ln -s {0} new; ln -s / package; ln -s .. up", secret.path());
+        let script =
+            format!("rm -r code.py package; ln -s {0} code.py; ln -s {0} new; ln -s / package; ln -s .. up", secret.path());
         run(&mut session, &script);
         let found = changes(&mut session);
         let link = |target: &str| Some(Now::Link { target: target.as_bytes().to_vec() });
@@ -110,7 +111,9 @@ fn links_are_not_followed() {
         let argv = ["cat", "package/inner.py"].map(str::to_string).to_vec();
         let result = session.run(&Request { argv, files, ..Request::default() });
         assert_eq!(result.stdout, b"laid", "{result:?}");
-        assert!(matches!(changes(&mut session).get(&b"package/inner.py"[..]), Some(Now::File { contents, .. }) if contents == b"laid"));
+        assert!(
+            matches!(changes(&mut session).get(&b"package/inner.py"[..]), Some(Now::File { contents, .. }) if contents == b"laid")
+        );
     });
 }
 
@@ -118,7 +121,8 @@ fn links_are_not_followed() {
 fn nothing_moves_while_it_is_read() {
     in_each_tier("collector::nothing_moves_while_it_is_read", |sandbox, repository| {
         let mut session = session(sandbox, Some(repository), limits());
-        let swap = "(while :; do mv package aside; ln -s /etc package; rm package; mv aside package; done) > /dev/null 2>&1 & sleep 0.1";
+        let swap =
+            "(while :; do mv package aside; ln -s /etc package; rm package; mv aside package; done) > /dev/null 2>&1 & sleep 0.1";
         run(&mut session, swap);
         let (first, second) = (changes(&mut session), changes(&mut session));
         assert_eq!(first, second);
@@ -130,7 +134,10 @@ fn nothing_moves_while_it_is_read() {
 fn a_hard_link_leaves_the_snapshot_alone() {
     in_each_tier("collector::a_hard_link_leaves_the_snapshot_alone", |sandbox, repository| {
         let mut session = session(sandbox, Some(repository), limits());
-        run(&mut session, "ln code.py hard && echo changed > hard && chmod 755 package/inner.py && echo more >> package/inner.py");
+        run(
+            &mut session,
+            "ln code.py hard && echo changed > hard && chmod 755 package/inner.py && echo more >> package/inner.py",
+        );
         let found = changes(&mut session);
         let file = |contents: &[u8], executable| Some(Now::File { contents: contents.to_vec(), executable });
         assert_eq!(found.get(&b"hard"[..]).cloned(), file(b"changed\n", false));

@@ -12,9 +12,15 @@ const ITEMS: std::ops::RangeInclusive<u32> = 1..=70;
 const NOT_SHOWN: &[(u32, &str)] = &[
     (19, "graphics cards: there is none to be kept from; that device names are out of reach is shown"),
     (20, "swap: this machine has none, so nothing can be pressed out to it; swapon is denied in 070-user-namespace.py"),
-    (36, "a sleep that no signal ends: it takes a broken device or a file server that does not answer, and a run can mount neither; \
-          that the supervisor gives up is shown by `no_program_can_choose_an_infrastructure_fault` in supervise.rs"),
-    (38, "a container's client that is killed while the process inside goes on: there is no container engine between us and a run"),
+    (
+        36,
+        "a sleep that no signal ends: it takes a broken device or a file server that does not answer, and a run can mount neither; \
+          that the supervisor gives up is shown by `no_program_can_choose_an_infrastructure_fault` in supervise.rs",
+    ),
+    (
+        38,
+        "a container's client that is killed while the process inside goes on: there is no container engine between us and a run",
+    ),
     (70, "x32 system calls: this kernel has none to be reached; that they are killed is shown all the same"),
 ];
 
@@ -65,7 +71,11 @@ fn every_program_has_an_honest_neighbour() {
         assert!(program.file.starts_with(&format!("{:03}-", program.item)), "{} is about item {}", program.file, program.item);
     }
     for control in controls() {
-        assert!(control.control.is_none() && control.declared[0].verdicts == [("exited".to_string(), Some(0))], "{}", control.file);
+        assert!(
+            control.control.is_none() && control.declared[0].verdicts == [("exited".to_string(), Some(0))],
+            "{}",
+            control.file
+        );
     }
 }
 

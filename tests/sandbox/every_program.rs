@@ -113,7 +113,10 @@ fn a_hundred_at_once(tier: Tier) {
                 }
                 let program = &programs[number % programs.len()];
                 let found = program.offences(&program.run(sandbox, environment));
-                offences.lock().unwrap().extend(found.into_iter().map(|offence| format!("{} in tier {tier}: {offence}", program.file)));
+                offences
+                    .lock()
+                    .unwrap()
+                    .extend(found.into_iter().map(|offence| format!("{} in tier {tier}: {offence}", program.file)));
             }
         };
         let crowd: Vec<_> = (0..CROWD).map(|_| scope.spawn(run_some)).collect();

@@ -39,7 +39,7 @@ impl Watch {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
         let ids = sandbox.guarantees().iter().find_map(|(name, how)| {
             let first = how.rsplit_once("from ")?.1.split(' ').next()?.parse::<u32>().ok()?;
-            (name == "user").then_some(first..first + 1024)
+            (name == "user").then_some(first..first + 1023)
         });
         let ids = ids.unwrap_or(0..0);
         let before = look(&ids);
@@ -158,7 +158,8 @@ const SECRET: &str = "secret of the machine";
 impl Bait {
     pub fn lay() -> Bait {
         // Open to everyone by its mode bits: the sandbox, not the file's mode, must keep programs from it.
-        let directory = tempfile::Builder::new().prefix("bait").permissions(std::fs::Permissions::from_mode(0o755)).tempdir().unwrap();
+        let directory =
+            tempfile::Builder::new().prefix("bait").permissions(std::fs::Permissions::from_mode(0o755)).tempdir().unwrap();
         let file = directory.path().join("secret");
         std::fs::write(&file, SECRET).unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();

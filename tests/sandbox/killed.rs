@@ -80,7 +80,11 @@ fn kill(tier: Tier) {
         std::thread::sleep(Duration::from_millis(10));
     }
     let took = killed.elapsed();
-    println!("tier {tier}: all of {SANDBOXES} sandboxes ended {:.3} s after the learner (promised: {} s)", took.as_secs_f64(), PROMISED.as_secs());
+    println!(
+        "tier {tier}: all of {SANDBOXES} sandboxes ended {:.3} s after the learner (promised: {} s)",
+        took.as_secs_f64(),
+        PROMISED.as_secs()
+    );
     // The keepers became children of this process. They end right after what they kept.
     while rustix::process::wait(rustix::process::WaitOptions::empty()).is_ok() {}
     drop(lines);

@@ -68,8 +68,11 @@ fn names_do_not_lead_out_of_the_tree() {
 #[test]
 fn what_cannot_be_started_is_the_callers_mistake() {
     for sandbox in TIERS.into_iter().filter_map(|tier| sandbox(tier, false)) {
-        for (program, code) in [("no-such-program", 127), ("/etc/passwd", 126), ("./empty", 126), ("/usr", 126), ("./script", 127)] {
-            let files = [("empty", ""), ("script", "#!/no/such/interpreter\n")].map(|(name, text)| (name.to_string(), text.to_string()));
+        for (program, code) in
+            [("no-such-program", 127), ("/etc/passwd", 126), ("./empty", 126), ("/usr", 126), ("./script", 127)]
+        {
+            let files =
+                [("empty", ""), ("script", "#!/no/such/interpreter\n")].map(|(name, text)| (name.to_string(), text.to_string()));
             let argv = vec![program.to_string()];
             let result = sandbox.run(&Request { argv, files: files.into(), limits: Some(limits()), ..Request::default() });
             // Files of a request are not executable.
@@ -85,7 +88,7 @@ fn what_cannot_be_started_is_the_callers_mistake() {
 fn the_environment_is_built_from_nothing() {
     for sandbox in TIERS.into_iter().filter_map(|tier| sandbox(tier, false)) {
         let result = shell(&sandbox, "env | cut -d= -f1 | sort | tr '\\n' ' '; cat; tty", tight());
-        let names = "HOME LANG LC_ALL PATH PWD PYTHONDONTWRITEBYTECODE PYTHONHASHSEED TERM TMPDIR TZ ";
+        let names = "GIT_CONFIG_NOSYSTEM HOME LANG LC_ALL PATH PWD PYTHONDONTWRITEBYTECODE PYTHONHASHSEED TERM TMPDIR TZ ";
         assert!(stdout(&result).starts_with(names), "{}", stdout(&result));
     }
 }

@@ -54,6 +54,7 @@ impl RootPlan {
         plan.links.push(("/tmp".into(), "box/tmp".into()));
         plan.links.push(("/dev/shm".into(), "../box/shm".into()));
         plan.links.push(("/dev/fd".into(), "/proc/self/fd".into()));
+        plan.links.push(("/dev/ptmx".into(), "pts/ptmx".into()));
         for (name, number) in [("stdin", 0), ("stdout", 1), ("stderr", 2)] {
             plan.links.push((format!("/dev/{name}").into(), format!("/proc/self/fd/{number}").into()));
         }
@@ -91,7 +92,7 @@ impl RootPlan {
         let safe = MountFlags::NOSUID | MountFlags::NODEV;
         mount("tmpfs", base, safe, "size=4m,nr_inodes=4096,mode=0755").step("mount tmpfs for the root")?;
         let at = |place: &Path| base.join(place.strip_prefix("/").unwrap_or(place));
-        for directory in ["/proc", "/dev", "/etc", BOX] {
+        for directory in ["/proc", "/dev/pts", "/etc", BOX] {
             fs::create_dir_all(at(Path::new(directory))).step(format!("create {directory}"))?;
         }
         for (place, source) in self.binds.iter().zip(sources) {
@@ -104,6 +105,10 @@ impl RootPlan {
             fs::write(at(place), contents).step(format!("write {}", place.display()))?;
         }
         let own_proc = mount("proc", &at(Path::new("/proc")), safe | MountFlags::NOEXEC, "").is_ok();
+        // Pseudo-terminals of the run's own, few of the machine's thousands. A kernel that has none refuses, and so does `openpty`
+        // then.
+        let terminals = "newinstance,ptmxmode=0666,mode=0620,max=64";
+        let _ = mount("devpts", &at(Path::new("/dev/pts")), MountFlags::NOSUID | MountFlags::NOEXEC, terminals);
         if let Some(limits) = writable {
             mount_box(&at(Path::new(BOX)), limits)?;
         }

@@ -265,7 +265,7 @@ impl<'a> Run<'a> {
         let Some(started) = self.started.filter(|_| self.end.is_none() && now >= self.next_sample) else { return };
         self.next_sample = now + if now < started + DENSE { FIRST_SAMPLES } else { SAMPLES };
         if let Some(processes) = &self.processes {
-            let usage = processes.usage(self.limits.memory_bytes);
+            let usage = processes.usage(self.limits);
             self.peak.tasks = self.peak.tasks.max(usage.tasks);
             self.peak.bytes = self.peak.bytes.max(usage.bytes);
             self.peak.cpu_seconds = self.peak.cpu_seconds.max(usage.cpu_seconds - self.set_up_cpu_seconds);

@@ -8,6 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::{CWD, Dir, Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
 
+use crate::sandbox::Limits;
+
 /// A moment of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
@@ -28,17 +30,18 @@ pub enum Processes {
 }
 
 impl Processes {
-    /// A look at all processes. Their memory is first bounded from above by cheap numbers; only where the bound is beyond
-    /// `memory_limit` is it counted page by page, which takes a pass over each process's page tables.
-    pub fn usage(&self, memory_limit: u64) -> Usage {
+    /// A look at all processes. Their memory is first bounded from above by cheap numbers; only where the bound is beyond the
+    /// limit is it counted page by page, which takes a pass over each process's page tables. Of too many processes it is not:
+    /// their number decides, and soon.
+    pub fn usage(&self, limits: &Limits) -> Usage {
         match self {
-            Processes::Namespace(proc) => add_up(proc.as_fd(), 1, &numbers_in(proc), memory_limit),
+            Processes::Namespace(proc) => add_up(proc.as_fd(), 1, &numbers_in(proc), limits),
             Processes::DescendantsOf(keeper) => {
                 let keeper = keeper.as_raw_nonzero().get();
                 let mut pids = descendants(keeper);
                 pids.push(keeper);
                 match rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
-                    Ok(proc) => add_up(proc.as_fd(), keeper, &pids, memory_limit),
+                    Ok(proc) => add_up(proc.as_fd(), keeper, &pids, limits),
                     Err(_) => Usage::default(),
                 }
             }
@@ -67,7 +70,7 @@ impl Processes {
     }
 }
 
-fn add_up(proc: BorrowedFd<'_>, keeper: i32, pids: &[i32], memory_limit: u64) -> Usage {
+fn add_up(proc: BorrowedFd<'_>, keeper: i32, pids: &[i32], limits: &Limits) -> Usage {
     let mut usage = Usage::default();
     let (mut resident, mut out_of_sight) = (0, 0);
     let mut sizes = Vec::with_capacity(pids.len());
@@ -89,11 +92,14 @@ fn add_up(proc: BorrowedFd<'_>, keeper: i32, pids: &[i32], memory_limit: u64) ->
         out_of_sight += size.out_of_sight();
         sizes.push((pid, size));
     }
-    if resident > memory_limit {
+    if usage.tasks > limits.processes {
+        return usage;
+    }
+    if resident > limits.memory_bytes {
         let anonymous = |&(pid, size): &(i32, Size)| anonymous_bytes(proc, pid).unwrap_or(size.resident);
         usage.bytes = sizes.iter().map(anonymous).sum();
     }
-    if resident.max(out_of_sight) > memory_limit {
+    if resident.max(out_of_sight) > limits.memory_bytes {
         usage.bytes += out_of_sight_bytes(proc, &sizes);
     }
     usage

@@ -14,7 +14,7 @@ def attempt(name, action):
         print(name, "REACHED")
 
 
-names = "mem kmem port kmsg sda vda nvme0n1 loop0 loop-control kvm fuse net/tun vsock tty tty0 ttyS0 console ptmx hpet"
+names = "mem kmem port kmsg sda vda nvme0n1 loop0 loop-control kvm fuse net/tun vsock tty tty0 ttyS0 console hpet"
 names += " vhost-net vhost-vsock userfaultfd nvidia0 nvidiactl nvidia-uvm dri/card0 dri/renderD128 input/event0 snapshot zram0"
 for name in names.split():
     attempt(name, lambda: os.open("/dev/" + name, os.O_RDWR | os.O_NONBLOCK))

@@ -1,4 +1,4 @@
-# item 32: signals to every number that a process of the machine may have, and to all at once
+# item 32: signals to every number that a process of the machine may have
 # verdict: exited 0; has alone
 # control: ends-on-a-signal.py
 import os
@@ -12,11 +12,9 @@ for pid in range(2, 33000):
         except OSError:
             continue
         print(pid, "REACHED")
-for pid in (-1, int(os.environ["HOST_PROCESS"])):
-    try:
-        os.kill(pid, signal.SIGCONT if pid == -1 else signal.SIGKILL)
-    except OSError as error:
-        print(pid, "denied", os.strerror(error.errno))
-    else:
-        print(pid, "REACHED")
+try:
+    os.kill(int(os.environ["HOST_PROCESS"]), signal.SIGKILL)
+    print("REACHED")
+except OSError as error:
+    print("denied", os.strerror(error.errno))
 print("alone")

@@ -44,6 +44,9 @@ try:
     print("own program REACHED")
 except OSError:
     pass
-visible = [name for name in os.listdir("/proc") if name.isdigit()] if os.access("/proc", os.R_OK) else []
+try:
+    visible = [name for name in os.listdir("/proc") if name.isdigit()]
+except OSError:
+    visible = []
 print(len(visible), "processes seen" if len(visible) < 8 else "REACHED")
 print("done")
