@@ -35,8 +35,10 @@ pub struct Launched {
 const EVIDENCE_BYTES: u64 = 1 << 20;
 /// For everything before the program starts.
 const SET_UP: Duration = Duration::from_secs(20);
-/// Between asking the keeper to end the run and ending the keeper, and again before giving up.
+/// Between asking the keeper to end the run and doing so ourselves, and again before giving up.
 const GRACE: Duration = Duration::from_secs(3);
+/// How often we end what a keeper without a namespace has not ended, before giving up: on a crowded machine a sweep takes long.
+const SWEEPS: u32 = 20;
 /// Dense at first, when a bomb goes off, then sparse; most runs end before the first sample.
 const FIRST_SAMPLES: Duration = Duration::from_millis(8);
 const DENSE: Duration = Duration::from_millis(250);
@@ -69,7 +71,8 @@ struct Run<'a> {
     peak: Usage,
     /// The limit that ended the run, and when we next become more insistent.
     stopped: Option<(RunVerdict, Instant)>,
-    insisted: bool,
+    /// How often we have been insistent.
+    insisted: u32,
     disk_full: bool,
     end: Option<End>,
 }
@@ -111,7 +114,7 @@ impl<'a> Run<'a> {
             next_directory_sample: now + DIRECTORY_SAMPLES,
             peak: Usage::default(),
             stopped: None,
-            insisted: false,
+            insisted: 0,
             disk_full: false,
             end: None,
         }
@@ -200,13 +203,13 @@ impl<'a> Run<'a> {
             }
             // The program can have done that, and must not be able to choose to be no run at all. It ends with its keeper, by
             // the signal that it gets when its parent dies.
-            Ok(None) | Err(_) if self.keeper_in_reach && !self.insisted && self.started.is_some() => {
+            Ok(None) | Err(_) if self.keeper_in_reach && self.insisted == 0 && self.started.is_some() => {
                 let seconds = self.started.map_or(0.0, |started| started.elapsed().as_secs_f64());
                 self.end = Some(End::Finished { status: libc::SIGKILL, cpu_seconds: 0.0, peak_bytes: 0, seconds });
             }
             Ok(None) | Err(_) => {
                 let reason = match self.started {
-                    _ if self.insisted => "the run could not be ended in time".to_string(),
+                    _ if self.insisted > 0 => "the run could not be ended in time".to_string(),
                     Some(_) => "the process that kept the run has died".to_string(),
                     None => "the helper ended before the program started".to_string(),
                 };
@@ -234,7 +237,8 @@ impl<'a> Run<'a> {
             if now < *insist || self.end.is_some() {
                 return;
             }
-            if !self.insisted {
+            let most = if self.tier == Tier::A { 1 } else { SWEEPS };
+            if self.insisted < most {
                 self.insist();
             } else {
                 self.end = Some(End::Broken("the run could not be ended".to_string()));
@@ -300,11 +304,16 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Ends the keeper itself: in tier A that is process 1, with which everything in its namespace goes.
+    /// Ends the keeper itself where it is process 1: with it everything in its namespace goes. Elsewhere what it keeps would
+    /// outlive it, so it stays, to reap, and is helped.
     fn insist(&mut self) {
-        self.insisted = true;
+        self.insisted += 1;
         if let Some(keeper) = &self.keeper {
-            let _ = rustix::process::pidfd_send_signal(keeper, Signal::KILL);
+            match (self.tier, usage::pid_of(keeper)) {
+                (Tier::B, Ok(number)) => usage::kill_descendants(number),
+                // It fails only for a keeper that has just gone.
+                _ => drop(rustix::process::pidfd_send_signal(keeper, Signal::KILL)),
+            }
         } else if let Some(helper) = &mut self.helper {
             let _ = helper.kill();
         }
