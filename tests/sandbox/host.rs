@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{TcpListener, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::path::Path;
 use std::process::{Child, Command};
 
@@ -150,6 +150,7 @@ pub struct Bait {
     tcp: TcpListener,
     udp: UdpSocket,
     sockets: [UnixListener; 2],
+    datagrams: UnixDatagram,
     directory: tempfile::TempDir,
 }
 
@@ -167,6 +168,9 @@ impl Bait {
         let listen = |address: SocketAddr| UnixListener::bind_addr(&address).unwrap();
         let sockets = [listen(SocketAddr::from_pathname(&path).unwrap()), listen(SocketAddr::from_abstract_name(&name).unwrap())];
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let datagram_path = directory.path().join("datagrams");
+        let datagrams = UnixDatagram::bind(&datagram_path).unwrap();
+        std::fs::set_permissions(&datagram_path, std::fs::Permissions::from_mode(0o777)).unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let udp = UdpSocket::bind(tcp.local_addr().unwrap()).unwrap();
         assert!(std::net::TcpStream::connect(tcp.local_addr().unwrap()).is_ok(), "reachable from outside the sandbox");
@@ -177,10 +181,11 @@ impl Bait {
             ("HOST_PORT", tcp.local_addr().unwrap().port().to_string()),
             ("HOST_FILE", file.display().to_string()),
             ("HOST_SOCKET", path.display().to_string()),
+            ("HOST_DATAGRAM_SOCKET", datagram_path.display().to_string()),
             ("HOST_ABSTRACT_SOCKET", name),
         ];
         let environment = environment.map(|(name, value)| (name.to_string(), value)).into();
-        Bait { environment, process, tcp, udp, sockets, directory }
+        Bait { environment, process, tcp, udp, sockets, datagrams, directory }
     }
 
     /// What has been done to the bait; empty if nothing has.
@@ -203,10 +208,12 @@ impl Bait {
             socket.set_nonblocking(true).unwrap();
             unless(socket.accept().is_err(), "somebody has connected to a Unix socket");
         }
+        self.datagrams.set_nonblocking(true).unwrap();
+        unless(self.datagrams.recv(&mut [0; 1]).is_err(), "somebody has sent to a Unix socket");
         let file = self.directory.path().join("secret");
         let links = std::fs::metadata(&file).map_or(0, |found| found.nlink());
         unless(std::fs::read_to_string(&file).is_ok_and(|text| text == SECRET) && links == 1, "the file has changed");
-        unless(entries(self.directory.path()).len() == 2, "its directory has changed");
+        unless(entries(self.directory.path()).len() == 3, "its directory has changed");
         taken
     }
 }

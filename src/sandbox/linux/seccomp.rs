@@ -190,6 +190,10 @@ impl Filter {
                 for &number in DENIED_SHARED {
                     filter.when(JUMP_EQUAL, number as u32, refusal(libc::EPERM));
                 }
+                // A pair of datagram sockets can be sent elsewhere: to any socket of the machine that has a path.
+                filter.argument(libc::SYS_socketpair, 1, |filter| {
+                    filter.when(JUMP_ANY_BIT, libc::SOCK_DGRAM as u32, refusal(libc::EACCES));
+                });
                 for &(number, index) in ON_A_PROCESS {
                     filter.argument(number, index, |filter| filter.unless(JUMP_EQUAL, 0, refusal(libc::EPERM)));
                 }
@@ -314,6 +318,13 @@ mod tests {
         assert_eq!(call(&a, libc::SYS_socket, [libc::AF_INET as u32, 0]), ALLOW);
         assert_eq!(call(&a, libc::SYS_socket, [libc::AF_NETLINK as u32, 0]), refusal(libc::EAFNOSUPPORT));
         assert_eq!(call(&b, libc::SYS_socket, [libc::AF_UNIX as u32, 0]), refusal(libc::EACCES));
+        for (kind, outcome) in
+            [(libc::SOCK_STREAM, ALLOW), (libc::SOCK_SEQPACKET, ALLOW), (libc::SOCK_DGRAM, refusal(libc::EACCES))]
+        {
+            let kind = (kind | libc::SOCK_CLOEXEC) as u32;
+            assert_eq!(call(&b, libc::SYS_socketpair, [libc::AF_UNIX as u32, kind]), outcome);
+            assert_eq!(call(&a, libc::SYS_socketpair, [libc::AF_UNIX as u32, kind]), ALLOW);
+        }
         assert_eq!(call(&a, libc::SYS_sched_setaffinity, [7, 8]), ALLOW);
         assert_eq!(call(&b, libc::SYS_sched_setaffinity, [7, 8]), refusal(libc::EPERM));
         assert_eq!(call(&b, libc::SYS_setpriority, [0, 7]), refusal(libc::EPERM));
