@@ -55,7 +55,7 @@ fn no_output_drives_the_terminal_of_a_log() {
 #[test]
 fn names_do_not_lead_out_of_the_tree() {
     for sandbox in TIERS.into_iter().filter_map(|tier| sandbox(tier, false)) {
-        for name in ["../outside", "/tmp/outside", "a/../../outside", "a/./b", "", "a/", "a\0b"] {
+        for name in ["../outside", "/tmp/outside", "a/../../outside", "", "a/", "a\0b"] {
             let files = Workspace::from([(name.to_string(), "x".to_string())]);
             let argv = ["sh", "-c", "echo has run"].map(str::to_string).to_vec();
             let result = sandbox.run(&Request { argv, files, limits: Some(limits()), ..Request::default() });
