@@ -8,8 +8,6 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::{CWD, Dir, Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
 
-use crate::sandbox::Limits;
-
 /// A moment of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
@@ -19,6 +17,13 @@ pub struct Usage {
     pub bytes: u64,
     /// CPU time of all processes, ended ones included.
     pub cpu_seconds: f64,
+}
+
+/// Beyond which a look need not count exactly (tasks), or must (bytes).
+#[derive(Clone, Copy, Debug)]
+pub struct Most {
+    pub tasks: u64,
+    pub bytes: u64,
 }
 
 /// Where the processes of a run are to be found.
@@ -33,15 +38,15 @@ impl Processes {
     /// A look at all processes. Their memory is first bounded from above by cheap numbers; only where the bound is beyond the
     /// limit is it counted page by page, which takes a pass over each process's page tables. Of too many processes it is not:
     /// their number decides, and soon.
-    pub fn usage(&self, limits: &Limits) -> Usage {
+    pub fn usage(&self, most: Most) -> Usage {
         match self {
-            Processes::Namespace(proc) => add_up(proc.as_fd(), 1, &numbers_in(proc), limits),
+            Processes::Namespace(proc) => add_up(proc.as_fd(), 1, &numbers_in(proc), most),
             Processes::DescendantsOf(keeper) => {
                 let keeper = keeper.as_raw_nonzero().get();
                 let mut pids = descendants(keeper);
                 pids.push(keeper);
                 match rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
-                    Ok(proc) => add_up(proc.as_fd(), keeper, &pids, limits),
+                    Ok(proc) => add_up(proc.as_fd(), keeper, &pids, most),
                     Err(_) => Usage::default(),
                 }
             }
@@ -70,7 +75,7 @@ impl Processes {
     }
 }
 
-fn add_up(proc: BorrowedFd<'_>, keeper: i32, pids: &[i32], limits: &Limits) -> Usage {
+fn add_up(proc: BorrowedFd<'_>, keeper: i32, pids: &[i32], most: Most) -> Usage {
     let mut usage = Usage::default();
     let (mut resident, mut out_of_sight) = (0, 0);
     let mut sizes = Vec::with_capacity(pids.len());
@@ -92,14 +97,14 @@ fn add_up(proc: BorrowedFd<'_>, keeper: i32, pids: &[i32], limits: &Limits) -> U
         out_of_sight += size.out_of_sight();
         sizes.push((pid, size));
     }
-    if usage.tasks > limits.processes {
+    if usage.tasks > most.tasks {
         return usage;
     }
-    if resident > limits.memory_bytes {
+    if resident > most.bytes {
         let anonymous = |&(pid, size): &(i32, Size)| anonymous_bytes(proc, pid).unwrap_or(size.resident);
         usage.bytes = sizes.iter().map(anonymous).sum();
     }
-    if resident.max(out_of_sight) > limits.memory_bytes {
+    if resident.max(out_of_sight) > most.bytes {
         usage.bytes += out_of_sight_bytes(proc, &sizes);
     }
     usage
