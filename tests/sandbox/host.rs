@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{TcpListener, UdpSocket};
+use std::ops::Range;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
@@ -27,21 +28,26 @@ pub struct Host {
 
 /// Looks at the machine on behalf of one sandbox.
 pub struct Watch {
-    /// User ids that the sandbox gives to its runs; none when it has no right to.
-    ids: std::ops::Range<u32>,
+    ids: Range<u32>,
     before: Host,
 }
 
 impl Watch {
     /// To be begun by a process that runs one test only, see `alone::process`.
     pub fn begin(sandbox: &Sandbox) -> Watch {
+        Watch::over(ids(sandbox))
+    }
+
+    /// The same without the sandbox, which ends before.
+    pub fn begin_without(sandbox: Sandbox) -> Watch {
+        let ids = ids(&sandbox);
+        drop(sandbox);
+        Watch::over(ids)
+    }
+
+    fn over(ids: Range<u32>) -> Watch {
         // Processes that escape from a sandbox become children of ours, and are seen.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
-        let ids = sandbox.guarantees().iter().find_map(|(name, how)| {
-            let first = how.rsplit_once("from ")?.1.split(' ').next()?.parse::<u32>().ok()?;
-            (name == "user").then_some(first..first + 1023)
-        });
-        let ids = ids.unwrap_or(0..0);
         let before = look(&ids);
         Watch { ids, before }
     }
@@ -65,7 +71,16 @@ impl Watch {
     }
 }
 
-fn look(ids: &std::ops::Range<u32>) -> Host {
+/// User ids that a sandbox gives to its runs; none when it has no right to.
+fn ids(sandbox: &Sandbox) -> Range<u32> {
+    let first = sandbox.guarantees().iter().find_map(|(name, how)| {
+        let first = how.rsplit_once("from ")?.1.split(' ').next()?.parse::<u32>().ok()?;
+        (name == "user").then_some(first)
+    });
+    first.map_or(0..0, |first| first..first + 1023)
+}
+
+fn look(ids: &Range<u32>) -> Host {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|entry| {
         let target = std::fs::read_link(entry.path()).ok()?.display().to_string();
@@ -94,7 +109,7 @@ fn entries(directory: &Path) -> BTreeSet<String> {
 }
 
 /// Process numbers, names and states: zombies too, since what is ours we must reap.
-fn processes(ids: &std::ops::Range<u32>) -> BTreeSet<String> {
+fn processes(ids: &Range<u32>) -> BTreeSet<String> {
     let stat = |pid: u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (name, rest) = text.rsplit_once(')')?;
