@@ -2,12 +2,13 @@
 # What the project promises, at shell level: `tests/acceptance.sh NAME [WORK_DIR]`, from the root of a clone.
 #   main-job   the quick start on three seeds, twice and with one thread; a run killed 50 times, and one of two ranks 10 times; the sandbox; refusals; and,
 #              with MODEL_135M=DIR (a Hugging Face directory of type qwen2), a real model
+#   sandbox    10,000 runs in a row that leave nothing, in each tier; the learner killed amid 100 sandboxes: all end within a second
 #   long-sequence
 #              a training step of a sequence of 131,072 tokens (or LONGEST=TOKENS, from 65536 on) over 8 processes: its memory, and its
 #              time against shorter ones
 # Prints one line per promise and stops at the first that does not hold.
 set -euo pipefail
-name=${1:?usage: tests/acceptance.sh main-job|long-sequence [WORK_DIR]}
+name=${1:?usage: tests/acceptance.sh main-job|sandbox|long-sequence [WORK_DIR]}
 work=${2:-$(mktemp -d)}
 root=$(cd "$(dirname "$0")/.." && pwd)
 learner=$root/target/release/learner
@@ -202,6 +203,28 @@ for kind, address in ((socket.SOCK_STREAM, ("1.1.1.1", 80)), (socket.SOCK_DGRAM,
   done
 }
 
+# A test of the sandbox, with what it prints.
+sandbox_test() {
+  (cd "$root" && cargo test --quiet --test sandbox -- --exact "$1" --include-ignored --nocapture > "$work/printed" 2>&1) ||
+    { cat "$work/printed" >&2; broken "$1"; }
+  grep ': ' "$work/printed"
+}
+
+sandbox_soak() {
+  sandbox_test soak::ten_thousand_runs_leave_nothing
+  held "10,000 runs in a row leave no process, mount, descriptor, directory or memory, in each tier"
+}
+
+sandbox_killed() {
+  sandbox_test killed::everything_ends_with_the_learner
+  python3 - "$work/printed" <<'PY' || broken "sandboxes outlive the learner by more than a second"
+import re, sys
+seconds = [float(found) for found in re.findall(r"sandboxes ended ([0-9.]+) s", open(sys.argv[1]).read())]
+assert seconds and max(seconds) <= 1, seconds
+PY
+  held "kill -9 amid 100 sandboxes: all end within a second, and the next start leaves nothing"
+}
+
 # One layer with two heads of 32, context parallel over 8 processes of one thread each, which find each other over TCP. The system
 # counts each process's memory and CPU time. A step is the long sequence and as many tokens in shorter ones (docs/benchmarks.md).
 long_sequence() {
@@ -278,6 +301,8 @@ main_job() {
 case $name in
   main-job) main_job ;;
   main-job:*) "${name#main-job:}" ;;
+  sandbox) sandbox_soak; sandbox_killed ;;
+  sandbox:*) "sandbox_${name#sandbox:}" ;;
   long-sequence) long_sequence ;;
   *) echo "no acceptance named $name" >&2; exit 2 ;;
 esac

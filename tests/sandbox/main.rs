@@ -2,9 +2,17 @@
 
 #![cfg(target_os = "linux")]
 
+mod alone;
+mod catalogue;
+mod collector;
 mod command_line;
-mod hostile;
+mod complete;
+mod every_program;
+mod host;
+mod killed;
+mod ours;
 mod remote;
+mod soak;
 mod tests_of_python;
 mod users;
 
@@ -14,8 +22,16 @@ pub const TIERS: [Tier; 2] = [Tier::A, Tier::B];
 
 /// A sandbox of exactly this tier. Where the machine refuses it, the reason is printed and the tier is left out.
 pub fn sandbox(tier: Tier, warm_interpreter: bool) -> Option<Sandbox> {
+    start(Settings { tier: Some(tier), parallel: 4, warm_interpreter, ..Settings::default() })
+}
+
+/// The same for commands, with so many at once.
+pub fn sandbox_for(tier: Tier, parallel: usize) -> Option<Sandbox> {
+    start(Settings { tier: Some(tier), parallel, ..Settings::default() })
+}
+
+fn start(settings: Settings) -> Option<Sandbox> {
     set_helper(users::helper());
-    let settings = Settings { tier: Some(tier), minimum_tier: Tier::B, parallel: 4, warm_interpreter, ..Settings::default() };
     match Sandbox::start(&settings) {
         Ok(sandbox) => Some(sandbox),
         Err(error) => {
@@ -40,11 +56,6 @@ pub fn tight() -> Limits {
 
 pub fn shell(sandbox: &Sandbox, script: &str, limits: Limits) -> RunResult {
     let argv = ["sh", "-c", script].map(str::to_string).to_vec();
-    sandbox.run(&Request { argv, limits: Some(limits), ..Request::default() })
-}
-
-pub fn python(sandbox: &Sandbox, program: &str, limits: Limits) -> RunResult {
-    let argv = ["python3", "-c", program].map(str::to_string).to_vec();
     sandbox.run(&Request { argv, limits: Some(limits), ..Request::default() })
 }
 

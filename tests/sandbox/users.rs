@@ -2,13 +2,13 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const NOBODY: u32 = 65534;
+pub const NOBODY: u32 = 65534;
 
 /// Where the ordinary user finds the program under test.
-const HELPER_VARIABLE: &str = "LEARNER_TEST_HELPER";
+pub const HELPER_VARIABLE: &str = "LEARNER_TEST_HELPER";
 
 pub fn helper() -> PathBuf {
     std::env::var_os(HELPER_VARIABLE).map_or_else(|| env!("CARGO_BIN_EXE_learner").into(), PathBuf::from)
@@ -25,17 +25,10 @@ pub fn repeat_as_an_ordinary_user(test: &str) {
     }
     let place = tempfile::tempdir().unwrap();
     std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let copy = |from: PathBuf, name: &str| {
-        let to = place.path().join(name);
-        std::fs::copy(from, &to).unwrap();
-        std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o755)).unwrap();
-        to
-    };
-    let own = copy(std::env::current_exe().unwrap(), "tests");
-    let learner = copy(env!("CARGO_BIN_EXE_learner").into(), "learner");
-    let output = Command::new(own)
+    copy_binaries(place.path());
+    let output = Command::new(place.path().join("tests"))
         .args(["--exact", test, "--nocapture"])
-        .env(HELPER_VARIABLE, learner)
+        .env(HELPER_VARIABLE, place.path().join("learner"))
         .env("HOME", "/")
         .current_dir("/")
         .uid(NOBODY)
@@ -46,5 +39,14 @@ pub fn repeat_as_an_ordinary_user(test: &str) {
     assert!(output.status.success() && said.contains("1 passed"), "as uid {NOBODY}:\n{said}");
     for line in said.lines().filter(|line| line.starts_with("left out")) {
         println!("as uid {NOBODY}: {line}");
+    }
+}
+
+/// Lays this test binary and the program under test where an ordinary user can reach them, as `tests` and `learner`.
+pub fn copy_binaries(place: &Path) {
+    for (from, name) in [(std::env::current_exe().unwrap(), "tests"), (env!("CARGO_BIN_EXE_learner").into(), "learner")] {
+        let to = place.join(name);
+        std::fs::copy(from, &to).unwrap();
+        std::fs::set_permissions(&to, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 }

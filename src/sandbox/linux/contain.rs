@@ -123,7 +123,8 @@ pub fn fix_addresses() {
 fn limit(limits: &Limits, processes: u64) -> Result<(), SetUpError> {
     let cpu = limits.cpu_seconds.ceil() as u64 + 1;
     let wanted = [
-        (Resource::Core, 0, 0),
+        // Not 0, which would still start a program of the machine's where core_pattern names one; 1 means none at all.
+        (Resource::Core, 1, 1),
         (Resource::Fsize, limits.file_bytes, limits.file_bytes),
         (Resource::Nofile, 1024, 1024),
         (Resource::Nproc, processes, processes),

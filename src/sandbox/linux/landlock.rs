@@ -6,9 +6,17 @@ use std::path::{Path, PathBuf};
 
 use landlock::{ABI, Access, AccessFs, AccessNet, BitFlags, Ruleset, RulesetAttr, RulesetCreatedAttr, Scope, path_beneath_rules};
 
-/// Beyond the root plan's directories: what the C library looks up, and the devices.
-const READABLE: [&str; 6] =
-    ["/etc/passwd", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ld.so.cache", "/etc/localtime"];
+/// Beyond the root plan's directories: what the C library looks up, the devices,
+/// and what OpenSSL insists on, without which Node.js does not start.
+const READABLE: [&str; 7] = [
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/hosts",
+    "/etc/nsswitch.conf",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/ssl/openssl.cnf",
+];
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
 /// The youngest interface used. Older kernels hold less, see [`supported`]; a kernel without Landlock makes no ruleset.

@@ -261,7 +261,7 @@ impl Launcher {
             "workspace_bytes": limits.workspace_bytes,
             "workspace_entries": limits.workspace_entries(),
             "rlimits": [
-                ("CORE", (0, 0)),
+                ("CORE", (1, 1)),
                 ("FSIZE", (limits.file_bytes, limits.file_bytes)),
                 ("NOFILE", (1024, 1024)),
                 ("NPROC", (self.process_rlimit(limits), self.process_rlimit(limits))),

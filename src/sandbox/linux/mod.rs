@@ -55,13 +55,15 @@ use super::{HELPER, Limits, Request, RunResult, RunVerdict, SandboxError, Settin
 use crate::types::Workspace;
 
 /// What every program finds in its environment, beside PATH, HOME and TMPDIR. The hash seed is fixed so that orders repeat.
-const ENVIRONMENT: [(&str, &str); 6] = [
+const ENVIRONMENT: [(&str, &str); 7] = [
     ("LANG", "C.UTF-8"),
     ("LC_ALL", "C.UTF-8"),
     ("TZ", "UTC"),
     ("TERM", "dumb"),
     ("PYTHONHASHSEED", "0"),
     ("PYTHONDONTWRITEBYTECODE", "1"),
+    // The machine's settings for git are none of a run's business; where they may not be read, git would not start at all.
+    ("GIT_CONFIG_NOSYSTEM", "1"),
 ];
 
 /// Runs at once, at most.

@@ -58,6 +58,7 @@ impl RootPlan {
         plan.links.push(("/tmp".into(), "box/tmp".into()));
         plan.links.push(("/dev/shm".into(), "../box/shm".into()));
         plan.links.push(("/dev/fd".into(), "/proc/self/fd".into()));
+        plan.links.push(("/dev/ptmx".into(), "pts/ptmx".into()));
         for (name, number) in [("stdin", 0), ("stdout", 1), ("stderr", 2)] {
             plan.links.push((format!("/dev/{name}").into(), format!("/proc/self/fd/{number}").into()));
         }
@@ -90,7 +91,7 @@ impl RootPlan {
         let safe = MountFlags::NOSUID | MountFlags::NODEV;
         mount("tmpfs", base, safe, "size=4m,nr_inodes=4096,mode=0755").step("mount tmpfs for the root")?;
         let at = |place: &Path| base.join(place.strip_prefix("/").unwrap_or(place));
-        for directory in ["/proc", "/dev", "/etc", BOX, NOTHING] {
+        for directory in ["/proc", "/dev/pts", "/etc", BOX, NOTHING] {
             fs::create_dir_all(at(Path::new(directory))).step(format!("create {directory}"))?;
         }
         // Opened before the root is mounted, which hides one of the machine's directories.
@@ -148,6 +149,9 @@ pub fn mount_box(limits: &Limits) -> Result<OwnedFd, SetUpError> {
     for directory in ["work", "tmp", "shm"] {
         fs::create_dir(Path::new(BOX).join(directory)).step(format!("create {directory}"))?;
     }
+    // Pseudo-terminals of the run's own, few of the machine's thousands. A kernel that has none refuses, and so does `openpty` then.
+    let terminals = "newinstance,ptmxmode=0666,mode=0620,max=64";
+    let _ = mount("devpts", "/dev/pts".as_ref(), MountFlags::NOSUID | MountFlags::NOEXEC, terminals);
     open_directory(WORK)
 }
 

@@ -56,13 +56,16 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_process_madvise,
     libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
-    // Kernel objects that outlive or reach across sandboxes, or count against nobody.
+    // Kernel objects that outlive or reach across sandboxes, or count against nobody. (One io_setup can take all the events
+    // that the machine has.)
     libc::SYS_add_key,
     libc::SYS_request_key,
     libc::SYS_keyctl,
     libc::SYS_shmget,
     libc::SYS_shmat,
     libc::SYS_msgget,
+    libc::SYS_semget,
+    libc::SYS_io_setup,
     libc::SYS_memfd_create,
     libc::SYS_memfd_secret,
     libc::SYS_fanotify_init,
@@ -127,7 +130,20 @@ const DENIED_HERE: &[libc::c_long] =
 const DENIED_HERE: &[libc::c_long] = &[];
 
 /// Refused in tier B only, where these name spaces are the machine's own.
-const DENIED_SHARED: &[libc::c_long] = &[libc::SYS_semget, libc::SYS_mq_open, libc::SYS_mq_unlink];
+const DENIED_SHARED: &[libc::c_long] = &[libc::SYS_mq_open, libc::SYS_mq_unlink];
+
+/// In tier B, of the caller's user id, the machine's processes are within reach: their scheduling is off, but for the
+/// calling thread, which is 0. The number of the argument that names the process.
+const ON_A_PROCESS: &[(libc::c_long, u32)] = &[
+    (libc::SYS_sched_setaffinity, 0),
+    (libc::SYS_sched_setscheduler, 0),
+    (libc::SYS_sched_setparam, 0),
+    (libc::SYS_sched_setattr, 0),
+    (libc::SYS_setpriority, 1),
+    (libc::SYS_ioprio_set, 1),
+];
+/// What these two may name beside a process (0 and 1) is a group or a user, all of whose processes they change.
+const ON_WHOM: &[(libc::c_long, u32)] = &[(libc::SYS_setpriority, libc::PRIO_PROCESS as u32), (libc::SYS_ioprio_set, 1)];
 
 /// Socket families that stay: in tier A they end in the run's own network namespace, which has no interface that is up.
 const FAMILIES: [u32; 3] = [libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32];
@@ -157,6 +173,11 @@ impl Filter {
             filter.when(JUMP_EQUAL, libc::TIOCSTI as u32, refusal(libc::EPERM));
             filter.when(JUMP_EQUAL, libc::TIOCLINUX as u32, refusal(libc::EPERM));
         });
+        // Limits of another process of the same user id: the one that keeps the run, in tier A, or any other of the user's.
+        filter.argument(libc::SYS_prlimit64, 0, |filter| filter.unless(JUMP_EQUAL, 0, refusal(libc::EPERM)));
+        filter.argument(libc::SYS_socketpair, 0, |filter| {
+            filter.unless(JUMP_EQUAL, libc::AF_UNIX as u32, refusal(libc::EAFNOSUPPORT));
+        });
         match tier {
             Tier::A => filter.argument(libc::SYS_socket, 0, |filter| {
                 for family in FAMILIES {
@@ -168,6 +189,16 @@ impl Filter {
                 filter.when(JUMP_EQUAL, libc::SYS_socket as u32, refusal(libc::EACCES));
                 for &number in DENIED_SHARED {
                     filter.when(JUMP_EQUAL, number as u32, refusal(libc::EPERM));
+                }
+                // A pair of datagram sockets can be sent elsewhere: to any socket of the machine that has a path.
+                filter.argument(libc::SYS_socketpair, 1, |filter| {
+                    filter.when(JUMP_ANY_BIT, libc::SOCK_DGRAM as u32, refusal(libc::EACCES));
+                });
+                for &(number, index) in ON_A_PROCESS {
+                    filter.argument(number, index, |filter| filter.unless(JUMP_EQUAL, 0, refusal(libc::EPERM)));
+                }
+                for &(number, process) in ON_WHOM {
+                    filter.argument(number, 0, |filter| filter.unless(JUMP_EQUAL, process, refusal(libc::EPERM)));
                 }
             }
         }
@@ -277,11 +308,27 @@ mod tests {
             assert_eq!(call(filter, libc::SYS_clone, [libc::CLONE_NEWUSER as u32 | 17, 0]), refusal(libc::EPERM));
             assert_eq!(call(filter, libc::SYS_ioctl, [0, libc::TIOCSTI as u32]), refusal(libc::EPERM));
             assert_eq!(call(filter, libc::SYS_ioctl, [libc::TIOCSTI as u32, libc::TCGETS as u32]), ALLOW);
+            assert_eq!(call(filter, libc::SYS_prlimit64, [0, 7]), ALLOW);
+            assert_eq!(call(filter, libc::SYS_prlimit64, [1, 7]), refusal(libc::EPERM));
+            assert_eq!(call(filter, libc::SYS_socketpair, [libc::AF_UNIX as u32, 0]), ALLOW);
+            assert_eq!(call(filter, libc::SYS_socketpair, [30, 0]), refusal(libc::EAFNOSUPPORT));
+            assert_eq!(call(filter, libc::SYS_setpriority, [0, 0]), ALLOW);
             assert_eq!(outcome(filter, 0x4000_0003, libc::SYS_read as u32, [0, 0]), KILL_PROCESS);
         }
         assert_eq!(call(&a, libc::SYS_socket, [libc::AF_INET as u32, 0]), ALLOW);
         assert_eq!(call(&a, libc::SYS_socket, [libc::AF_NETLINK as u32, 0]), refusal(libc::EAFNOSUPPORT));
         assert_eq!(call(&b, libc::SYS_socket, [libc::AF_UNIX as u32, 0]), refusal(libc::EACCES));
+        for (kind, outcome) in
+            [(libc::SOCK_STREAM, ALLOW), (libc::SOCK_SEQPACKET, ALLOW), (libc::SOCK_DGRAM, refusal(libc::EACCES))]
+        {
+            let kind = (kind | libc::SOCK_CLOEXEC) as u32;
+            assert_eq!(call(&b, libc::SYS_socketpair, [libc::AF_UNIX as u32, kind]), outcome);
+            assert_eq!(call(&a, libc::SYS_socketpair, [libc::AF_UNIX as u32, kind]), ALLOW);
+        }
+        assert_eq!(call(&a, libc::SYS_sched_setaffinity, [7, 8]), ALLOW);
+        assert_eq!(call(&b, libc::SYS_sched_setaffinity, [7, 8]), refusal(libc::EPERM));
+        assert_eq!(call(&b, libc::SYS_setpriority, [0, 7]), refusal(libc::EPERM));
+        assert_eq!(call(&b, libc::SYS_setpriority, [2, 0]), refusal(libc::EPERM));
         if cfg!(target_arch = "x86_64") {
             assert_eq!(outcome(&a, NATIVE, X32 | libc::SYS_read as u32, [0, 0]), KILL_PROCESS);
         }

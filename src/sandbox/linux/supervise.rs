@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use super::cgroup::Leaf;
 use super::pool::Place;
-use super::usage::{self, Processes, Usage};
+use super::usage::{self, Most, Processes, Usage};
 use super::wire::{self, Report, Size};
 use super::{copy, explain, workdir};
 use crate::sandbox::limits::OUTPUT_FACTOR;
@@ -40,8 +40,10 @@ pub struct Launched {
 const EVIDENCE_BYTES: u64 = 1 << 20;
 /// For everything before the program starts, on a machine that is busy with others.
 const SET_UP: Duration = Duration::from_secs(60);
-/// Between asking the keeper to end the run and ending the keeper, and again before giving up.
+/// Between asking the keeper to end the run and doing so ourselves, and again before giving up.
 const GRACE: Duration = Duration::from_secs(3);
+/// How often we end what a keeper without a namespace has not ended, before giving up: on a crowded machine a sweep takes long.
+const SWEEPS: u32 = 20;
 /// Dense at first, when a bomb goes off, then sparse; most runs end before the first sample.
 const FIRST_SAMPLES: Duration = Duration::from_millis(8);
 const DENSE: Duration = Duration::from_millis(250);
@@ -88,7 +90,8 @@ struct Run<'a> {
     hit: LimitsHit,
     /// The limit that ended the run, and when we next become more insistent.
     stopped: Option<(RunVerdict, Instant)>,
-    insisted: bool,
+    /// How often we have been insistent.
+    insisted: u32,
     disk_full: bool,
     end: Option<End>,
 }
@@ -135,7 +138,7 @@ impl<'a> Run<'a> {
             peak: Usage::default(),
             hit: LimitsHit::default(),
             stopped: None,
-            insisted: false,
+            insisted: 0,
             disk_full: false,
             end: None,
         }
@@ -223,13 +226,13 @@ impl<'a> Run<'a> {
             }
             // The program can have done that, and must not be able to choose to be no run at all. It ends with its keeper, by
             // the signal that it gets when its parent dies.
-            Ok(None) | Err(_) if self.keeper_in_reach && !self.insisted && self.started.is_some() => {
+            Ok(None) | Err(_) if self.keeper_in_reach && self.insisted == 0 && self.started.is_some() => {
                 let seconds = self.started.map_or(0.0, |started| started.elapsed().as_secs_f64());
                 self.end = Some(End::Finished { status: libc::SIGKILL, cpu_seconds: 0.0, peak_bytes: 0, seconds });
             }
             Ok(None) | Err(_) => {
                 let reason = match self.started {
-                    _ if self.insisted => "the run could not be ended in time".to_string(),
+                    _ if self.insisted > 0 => "the run could not be ended in time".to_string(),
                     Some(_) => "the process that kept the run has died".to_string(),
                     None => "the helper ended before the program started".to_string(),
                 };
@@ -268,7 +271,8 @@ impl<'a> Run<'a> {
             if now < *insist || self.end.is_some() {
                 return;
             }
-            if !self.insisted {
+            let most = if self.tier == Tier::A { 1 } else { SWEEPS };
+            if self.insisted < most {
                 self.insist();
             } else {
                 self.end = Some(End::Broken("the run could not be ended".to_string()));
@@ -308,7 +312,9 @@ impl<'a> Run<'a> {
         };
         self.next_sample = now + usual * (WATCHED.load(Ordering::Relaxed) / CROWD).max(1);
         if let Some(processes) = &self.processes {
-            let usage = processes.usage();
+            // A control group counts memory itself.
+            let bytes = if self.cgroup.is_some() { u64::MAX } else { self.limits.memory_bytes };
+            let usage = processes.usage(Most { tasks: self.limits.processes, bytes });
             self.peak.tasks = self.peak.tasks.max(usage.tasks);
             self.peak.bytes = self.peak.bytes.max(usage.bytes);
             self.peak.cpu_seconds = self.peak.cpu_seconds.max(usage.cpu_seconds - self.set_up_cpu_seconds);
@@ -337,7 +343,8 @@ impl<'a> Run<'a> {
             && now >= self.next_directory_sample
         {
             self.next_directory_sample = now + DIRECTORY_SAMPLES;
-            if workdir::exceeds(directory, *most) {
+            let unlinked = self.processes.as_ref().map_or(0, Processes::unlinked_bytes);
+            if workdir::exceeds(directory, *most, unlinked) {
                 self.disk_full = true;
                 self.stop(RunVerdict::DiskLimit);
             }
@@ -356,10 +363,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Ends the keeper itself: in tier A that is process 1, with which everything in its namespace goes.
+    /// Ends the keeper itself where it is process 1: with it everything in its namespace goes. Elsewhere what it keeps would
+    /// outlive it, so it stays, to reap, and is helped.
     fn insist(&mut self) {
-        self.insisted = true;
-        self.kill_keeper();
+        self.insisted += 1;
+        match (self.tier, self.keeper.as_ref().map(usage::pid_of)) {
+            (Tier::B, Some(Ok(keeper))) => usage::kill_descendants(keeper),
+            _ => self.kill_keeper(),
+        }
         if let Some((_, insist)) = &mut self.stopped {
             *insist = Instant::now() + GRACE;
         }

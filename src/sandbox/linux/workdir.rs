@@ -66,25 +66,48 @@ pub fn sweep() {
     lease::sweep(&std::env::temp_dir(), |path| drop(remove_tree(path)));
 }
 
-/// Whether the tree holds more bytes or entries than `most`. Looks at no more entries than that.
-pub fn exceeds(directory: &Path, most: Size) -> bool {
-    let (mut bytes, mut entries) = (0u64, 0u64);
-    let mut waiting = vec![directory.to_path_buf()];
-    while let Some(next) = waiting.pop() {
+/// Whether the tree, with `unlinked_bytes` of files that it does not show any more, holds more bytes or entries than `most`.
+/// Looks at no more entries than that. Below a path that is too long to be opened nothing can be counted: such a tree is too
+/// large. A directory that its owner has closed is opened for the moment, since what the run keeps in it counts.
+pub fn exceeds(directory: &Path, most: Size, unlinked_bytes: u64) -> bool {
+    enum Step {
+        Look(PathBuf),
+        Close(PathBuf, fs::Permissions),
+    }
+    let (mut bytes, mut entries) = (unlinked_bytes, 0u64);
+    let mut steps = vec![Step::Look(directory.to_path_buf())];
+    while bytes <= most.bytes && entries <= most.entries {
+        let next = match steps.pop() {
+            None => return false,
+            Some(Step::Close(path, permissions)) => {
+                let _ = fs::set_permissions(path, permissions); // it may have gone by now
+                continue;
+            }
+            Some(Step::Look(next)) => next,
+        };
+        let found = match fs::symlink_metadata(&next) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::InvalidFilename => return true,
+            Err(_) => continue, // it has just gone
+        };
+        if found.permissions().mode() & 0o500 != 0o500 && !rustix::process::geteuid().is_root() {
+            let _ = fs::set_permissions(&next, fs::Permissions::from_mode(0o700));
+            steps.push(Step::Close(next.clone(), found.permissions()));
+        }
         let Ok(listing) = fs::read_dir(&next) else { continue };
         for entry in listing.flatten() {
             let Ok(found) = entry.metadata() else { continue };
             entries += 1;
             bytes += found.blocks() * 512;
-            if bytes > most.bytes || entries > most.entries {
-                return true;
-            }
             if found.is_dir() {
-                waiting.push(entry.path());
+                steps.push(Step::Look(entry.path()));
+            }
+            if entries > most.entries {
+                break;
             }
         }
     }
-    false
+    true
 }
 
 /// Removes a tree of any depth with few open descriptors, through directories that forbid entry: every directory met is
@@ -145,8 +168,28 @@ mod tests {
         let directory = WorkDirectory::create(None, None).unwrap();
         let most = Size { bytes: 1 << 20, entries: 1024 };
         fs::write(directory.path().join("work/small"), vec![1; 1 << 19]).unwrap();
-        assert!(!exceeds(directory.path(), most));
+        assert!(!exceeds(directory.path(), most, 0));
+        assert!(exceeds(directory.path(), most, 1 << 20));
         fs::write(directory.path().join("work/large"), vec![1; 1 << 20]).unwrap();
-        assert!(exceeds(directory.path(), most));
+        assert!(exceeds(directory.path(), most, 0));
+    }
+
+    #[test]
+    fn what_cannot_be_counted_is_too_much() {
+        let directory = WorkDirectory::create(None, None).unwrap();
+        let most = Size { bytes: 1 << 20, entries: 1024 };
+        let closed = directory.path().join("work/closed");
+        fs::create_dir(&closed).unwrap();
+        fs::write(closed.join("large"), vec![1; 2 << 20]).unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
+        assert!(exceeds(directory.path(), most, 0));
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::remove_file(closed.join("large")).unwrap();
+        let deep = std::process::Command::new("sh")
+            .args(["-c", "name=$(printf %0250d 0); for i in $(seq 24); do mkdir $name && cd $name || exit 1; done"])
+            .current_dir(closed)
+            .status();
+        assert!(deep.unwrap().success());
+        assert!(exceeds(directory.path(), most, 0));
     }
 }
