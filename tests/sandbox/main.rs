@@ -4,6 +4,7 @@
 
 mod command_line;
 mod hostile;
+mod sessions;
 mod tests_of_python;
 mod users;
 

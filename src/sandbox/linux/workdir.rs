@@ -66,12 +66,36 @@ pub fn sweep() {
     lease::sweep(&std::env::temp_dir(), |path| drop(remove_tree(path)));
 }
 
-/// Whether the tree holds more bytes or entries than `most`. Looks at no more entries than that.
+/// Whether the tree holds more bytes or entries than `most`. Looks at no more entries than that. What cannot be looked at although
+/// it is there, because it is too deep, counts as too much: a program could hide anything in it.
 pub fn exceeds(directory: &Path, most: Size) -> bool {
+    let mut lifted = Vec::new();
+    let exceeds = exceeds_looking_inside(directory, most, &mut lifted);
+    // The last first: what was lifted before may be on the way to it.
+    for (place, mode) in lifted.into_iter().rev() {
+        let _ = fs::set_permissions(place, fs::Permissions::from_mode(mode)); // it may have gone
+    }
+    exceeds
+}
+
+/// Directories that are closed to their owner, who is us, are opened for the look and put on the list with what they were.
+fn exceeds_looking_inside(directory: &Path, most: Size, lifted: &mut Vec<(PathBuf, u32)>) -> bool {
     let (mut bytes, mut entries) = (0u64, 0u64);
     let mut waiting = vec![directory.to_path_buf()];
     while let Some(next) = waiting.pop() {
-        let Ok(listing) = fs::read_dir(&next) else { continue };
+        let listing = match fs::read_dir(&next) {
+            Ok(listing) => listing,
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => match open_up(&next) {
+                Some(mode) => {
+                    lifted.push((next.clone(), mode));
+                    waiting.push(next);
+                    continue;
+                }
+                None => return true,
+            },
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => continue,
+            Err(_) => return true,
+        };
         for entry in listing.flatten() {
             let Ok(found) = entry.metadata() else { continue };
             entries += 1;
@@ -87,10 +111,22 @@ pub fn exceeds(directory: &Path, most: Size) -> bool {
     false
 }
 
+/// Lets its owner look into a directory. Returns its permissions before, `None` if they were not what forbids it.
+fn open_up(directory: &Path) -> Option<u32> {
+    let found = fs::symlink_metadata(directory).ok()?;
+    let mode = found.permissions().mode();
+    if !found.is_dir() || mode & 0o500 == 0o500 {
+        return None;
+    }
+    fs::set_permissions(directory, fs::Permissions::from_mode(mode | 0o500)).ok()?;
+    Some(mode)
+}
+
 /// Removes a tree of any depth with few open descriptors, through directories that forbid entry: every directory met is
 /// made enterable and moved up to the top before its contents are looked at, so that no path grows long.
 pub fn remove_tree(top: &Path) -> io::Result<()> {
     let mut moved = 0u64;
+    fs::set_permissions(top, fs::Permissions::from_mode(0o700))?;
     loop {
         let mut directories = Vec::new();
         for entry in fs::read_dir(top)? {
@@ -120,17 +156,23 @@ pub fn remove_tree(top: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{Mode, OFlags};
+
     use super::*;
 
     #[test]
     fn removes_deep_and_closed_trees() {
         let directory = WorkDirectory::create(None, None).unwrap();
         let path = directory.path().to_path_buf();
-        let mut deep = path.join("work");
-        for _ in 0..1000 {
-            deep.push("d");
-            fs::create_dir(&deep).unwrap();
+        // Deeper than any path can name, and than there may be open files.
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut deep = rustix::fs::open(path.join("work"), flags, Mode::empty()).unwrap();
+        for _ in 0..3_000 {
+            rustix::fs::mkdirat(&deep, "d", Mode::from_raw_mode(0o700)).unwrap();
+            deep = rustix::fs::openat(&deep, "d", flags, Mode::empty()).unwrap();
         }
+        drop(deep);
+        assert!(exceeds(&path, Size { bytes: u64::MAX, entries: u64::MAX }), "what is too deep to be seen is too much");
         let closed = path.join("work/closed");
         fs::create_dir_all(closed.join("inner")).unwrap();
         fs::write(closed.join("file"), "x").unwrap();
