@@ -117,7 +117,11 @@ pub fn to_json(result: &RunResult) -> serde_json::Value {
         "stdout": String::from_utf8_lossy(&result.stdout),
         "stderr": String::from_utf8_lossy(&result.stderr),
         "truncated": result.truncated,
+        "limits_hit": result.limits_hit.names(),
+        "queue_seconds": result.queue_seconds,
+        "set_up_seconds": result.set_up_seconds,
         "tier": result.tier.to_string(),
+        "mechanisms": result.mechanisms,
     });
     if let Some(reason) = reason {
         object["reason"] = reason.into();

@@ -12,6 +12,7 @@ mod host;
 mod killed;
 mod ours;
 mod remote;
+mod sessions;
 mod soak;
 mod tests_of_python;
 mod users;

@@ -3,13 +3,14 @@
 //! Every name is resolved beneath the tree and through no link (openat2(2)); its kind and sizes are known before anything is
 //! opened for reading, and what is read is what was measured. Names are bytes.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
@@ -20,14 +21,12 @@ use crate::sandbox::{Change, Now};
 /// The changes of an overlay: what is in its upper directory, where a character device 0:0 stands for what is gone, and a mark
 /// on a directory says that nothing below it shows through.
 pub fn of_overlay(upper: &OwnedFd, tree: Option<&Path>, max_bytes: u64) -> Result<Vec<Change>, String> {
-    let walk = Walk { root: upper, tree, layered: true };
-    walk.changes(max_bytes)
+    Walk { root: upper, tree, layered: true, lifted: RefCell::default() }.changes(max_bytes)
 }
 
 /// The changes of a copy: where its names, kinds, permissions or contents are not those of the tree.
 pub fn of_copy(work: &OwnedFd, tree: Option<&Path>, max_bytes: u64) -> Result<Vec<Change>, String> {
-    let walk = Walk { root: work, tree, layered: false };
-    walk.changes(max_bytes)
+    Walk { root: work, tree, layered: false, lifted: RefCell::default() }.changes(max_bytes)
 }
 
 pub fn open_directory(place: &Path) -> Result<OwnedFd, String> {
@@ -35,8 +34,8 @@ pub fn open_directory(place: &Path) -> Result<OwnedFd, String> {
     rustix::fs::open(place, flags, Mode::empty()).map_err(|error| format!("{}: {error}", place.display()))
 }
 
-/// The longest name that can be resolved in one step, less a margin.
-const LONGEST_NAME: usize = 4000;
+/// The longest directory name that is looked into: one more component still can be resolved in one step (PATH_MAX is 4096).
+const LONGEST_NAME: usize = 3800;
 /// Attributes that the overlay keeps for itself.
 const OPAQUE: &str = "user.overlay.opaque";
 
@@ -45,6 +44,8 @@ struct Walk<'a> {
     tree: Option<&'a Path>,
     /// The root holds only what has changed.
     layered: bool,
+    /// Permissions that were lifted to look inside, to be put back at the end.
+    lifted: RefCell<Vec<(PathBuf, Mode)>>,
 }
 
 /// By name, so that they come in order.
@@ -129,14 +130,12 @@ impl Walk<'_> {
         let unread = Now::Unread { apparent_bytes: apparent, allocated_bytes: allocated };
         let file = match self.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY) {
             Ok(file) => fs::File::from(file),
-            Err(error) if path.as_os_str().len() > LONGEST_NAME => {
-                let _ = error;
-                return Ok(Some(unread));
-            }
+            Err(_) if path.as_os_str().len() > LONGEST_NAME => return Ok(Some(unread)),
             Err(error) => return Err(error),
         };
         let opened = file.metadata()?;
-        let executable = opened.permissions().mode() & 0o100 != 0;
+        let lifted = self.lifted.borrow().last().filter(|(last, _)| last == path).map(|(_, mode)| mode.as_raw_mode());
+        let executable = lifted.unwrap_or(opened.mode()) & 0o100 != 0;
         let same = |was: &fs::Metadata| {
             was.is_file() && was.len() == apparent && (was.mode() & 0o100 != 0) == executable && self.same_contents(path, &file)
         };
@@ -207,25 +206,42 @@ impl Walk<'_> {
         Ok(names)
     }
 
-    /// Opens a name beneath the root, through no link. As an ordinary user even a file of one's own may forbid it; then its
-    /// permissions are lifted for the moment of opening.
+    /// Opens a name beneath the root, through no link. For an ordinary user even a file or directory of one's own may forbid it;
+    /// then its permissions are lifted until the walk has ended.
     fn open(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
-        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let open = |flags| rustix::fs::openat2(self.root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve);
-        match open(flags) {
+        match self.open_beneath(path, flags) {
             Err(Errno::ACCESS) => {
-                let handle = open(OFlags::PATH | OFlags::NOFOLLOW)?;
-                let place = format!("/proc/self/fd/{}", handle.as_raw_fd());
+                let handle = self.open_beneath(path, OFlags::PATH | OFlags::NOFOLLOW)?;
                 let mode = Mode::from_raw_mode(rustix::fs::fstat(&handle)?.st_mode & 0o7777);
-                rustix::fs::chmodat(CWD, &place, mode | Mode::RUSR | Mode::XUSR, AtFlags::empty())?;
-                let opened = open(flags);
-                rustix::fs::chmodat(CWD, &place, mode, AtFlags::empty())?;
-                Ok(opened?)
+                change_mode(&handle, mode | Mode::RUSR | Mode::XUSR)?;
+                self.lifted.borrow_mut().push((path.to_path_buf(), mode));
+                Ok(self.open_beneath(path, flags)?)
             }
             other => Ok(other?),
         }
     }
+
+    fn open_beneath(&self, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        rustix::fs::openat2(self.root, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+    }
+}
+
+impl Drop for Walk<'_> {
+    fn drop(&mut self) {
+        // The last first: what was lifted before may be on the way to it.
+        while let Some((path, mode)) = self.lifted.get_mut().pop() {
+            if let Ok(handle) = self.open_beneath(&path, OFlags::PATH | OFlags::NOFOLLOW) {
+                let _ = change_mode(&handle, mode); // at worst a program's own file stays readable to it
+            }
+        }
+    }
+}
+
+/// Of what a descriptor stands for, which need not be open for reading.
+fn change_mode(handle: &OwnedFd, mode: Mode) -> rustix::io::Result<()> {
+    rustix::fs::chmodat(CWD, format!("/proc/self/fd/{}", handle.as_raw_fd()), mode, AtFlags::empty())
 }
 
 fn is_opaque(directory: &OwnedFd) -> bool {

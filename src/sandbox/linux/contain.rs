@@ -1,6 +1,6 @@
 //! What a process does to itself to become a contained program.
 
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;

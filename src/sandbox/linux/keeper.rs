@@ -75,12 +75,17 @@ pub fn report_failure(control: &OwnedFd, error: &SetUpError) {
 
 /// The first word to the supervisor: how to end this keeper.
 fn introduce(control: &OwnedFd) -> Result<(), SetUpError> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step("set parent death signal")?;
     let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).step("pidfd_open")?;
     wire::send(control, &Report::Kept, &[own.as_fd()]).step("report")
 }
 
-/// Tier B: keeps a run, or becomes the interpreter, in the zygote's own namespaces.
+/// In tier A: with process 1 of a PID namespace everything in it dies.
+fn die_with_parent() -> Result<(), SetUpError> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step("set parent death signal")
+}
+
+/// Tier B: keeps a run, or becomes the interpreter, in the zygote's own namespaces. It outlives the zygote: when learner dies it is
+/// this process that has to end the others of its run.
 pub fn in_this_process(role: Role, host_id: Option<u32>, control: &OwnedFd) -> Result<(), SetUpError> {
     introduce(control)?;
     let Some((job, streams)) = receive_job(control)? else { return Ok(()) };
@@ -99,14 +104,14 @@ pub fn in_namespaces(
     tree: Option<Result<OwnedFd, SetUpError>>,
     own_proc: bool,
 ) -> Result<(), SetUpError> {
+    die_with_parent()?;
     introduce(control)?;
     let Some((job, streams)) = receive_job(control)? else { return Ok(()) };
     if order.host_id.is_some() {
         rustix::thread::set_thread_groups(&[]).step("drop supplementary groups")?;
     }
     contain::change_id(if order.role == Role::Serve { 0 } else { INSIDE_ID })?;
-    // Changing ids has cleared it.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step("set parent death signal")?;
+    die_with_parent()?; // changing ids has cleared it
     zygote::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWNET)
         .step("create mount, IPC and network namespaces (unshare)")?;
     let place = Place { tier: Tier::A, host_id: order.host_id, own_proc };
@@ -164,6 +169,7 @@ fn keep_session(job: &Job, control: &OwnedFd, changes: &OwnedFd, place: Place) -
             Ok(None) => {
                 zygote::ignore_children(false);
                 let keep = || {
+                    die_with_parent()?;
                     introduce(&own)?;
                     mount_proc(place)?;
                     run(&job, &own, streams, place)

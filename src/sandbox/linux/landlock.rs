@@ -52,5 +52,5 @@ pub fn ruleset(readable: &[PathBuf], directory: &Path) -> Result<OwnedFd, String
     };
     let created = build().map_err(|error: landlock::RulesetError| format!("Landlock: {error}"))?;
     let descriptor: Option<OwnedFd> = created.into();
-    descriptor.ok_or_else(|| "Landlock is not supported or not enabled by this kernel (5.13 or later, lsm=landlock)".to_string())
+    descriptor.ok_or_else(|| "Landlock is not enforced by this kernel (ENOSYS or EOPNOTSUPP): 5.13 or later with landlock in the boot parameter lsm= does".to_string())
 }

@@ -114,6 +114,7 @@ pub fn exceeds(directory: &Path, most: Size, unlinked_bytes: u64) -> bool {
 /// made enterable and moved up to the top before its contents are looked at, so that no path grows long.
 pub fn remove_tree(top: &Path) -> io::Result<()> {
     let mut moved = 0u64;
+    fs::set_permissions(top, fs::Permissions::from_mode(0o700))?;
     loop {
         let mut directories = Vec::new();
         for entry in fs::read_dir(top)? {
@@ -143,16 +144,20 @@ pub fn remove_tree(top: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{Mode, OFlags};
+
     use super::*;
 
     #[test]
     fn removes_deep_and_closed_trees() {
         let directory = WorkDirectory::create(None, None).unwrap();
         let path = directory.path().to_path_buf();
-        let mut deep = path.join("work");
-        for _ in 0..1000 {
-            deep.push("d");
-            fs::create_dir(&deep).unwrap();
+        // Deeper than any path can name, and than there may be open files.
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut deep = rustix::fs::open(path.join("work"), flags, Mode::empty()).unwrap();
+        for _ in 0..3_000 {
+            rustix::fs::mkdirat(&deep, "d", Mode::from_raw_mode(0o700)).unwrap();
+            deep = rustix::fs::openat(&deep, "d", flags, Mode::empty()).unwrap();
         }
         let closed = path.join("work/closed");
         fs::create_dir_all(closed.join("inner")).unwrap();
