@@ -3,26 +3,33 @@
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Command;
 
 use rustix::process::{Resource, Rlimit, Signal};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 
-use super::helper::{Streams, report_failure};
+use super::keeper::{Streams, report_failure};
+use super::lay;
 use super::root::WORK;
 use super::seccomp::Filter;
 use super::wire::{self, Job, Report, SetUpError, Step};
 use crate::sandbox::{Limits, Tier};
-use crate::types::Workspace;
 
 /// As shells do: the program was found but could not be started, and was not found.
 const CANNOT_START: i32 = 126;
 const NOT_FOUND: i32 = 127;
 
 /// Contains this process and executes the program in it. Returns an exit code only if that failed.
-pub fn become_program(job: &Job, control: &OwnedFd, streams: Streams, keeper: &OwnedFd, proc: Option<&OwnedFd>) -> i32 {
-    match contain(job, control, streams, keeper, proc) {
+pub fn become_program(
+    job: &Job,
+    tier: Tier,
+    host_id: Option<u32>,
+    control: &OwnedFd,
+    streams: Streams,
+    keeper: &OwnedFd,
+    proc: Option<&OwnedFd>,
+) -> i32 {
+    match contain(job, tier, host_id, control, streams, keeper, proc) {
         Ok(()) => execute(job),
         Err(error) => {
             report_failure(control, &error);
@@ -32,9 +39,21 @@ pub fn become_program(job: &Job, control: &OwnedFd, streams: Streams, keeper: &O
 }
 
 /// From least to most final: ids, files, streams, limits, privileges, and last the filter.
-fn contain(job: &Job, control: &OwnedFd, streams: Streams, keeper: &OwnedFd, proc: Option<&OwnedFd>) -> Result<(), SetUpError> {
+fn contain(
+    job: &Job,
+    tier: Tier,
+    host_id: Option<u32>,
+    control: &OwnedFd,
+    streams: Streams,
+    keeper: &OwnedFd,
+    proc: Option<&OwnedFd>,
+) -> Result<(), SetUpError> {
     rustix::process::setsid().step("setsid")?;
-    if let (Tier::B, Some(id)) = (job.tier, job.host_id) {
+    for group in &streams.cgroups {
+        // 0 stands for the writing process; a process that moves itself needs no lock that others wait for.
+        rustix::io::write(group, b"0").step("enter the control group")?;
+    }
+    if let (Tier::B, Some(id)) = (tier, host_id) {
         rustix::thread::set_thread_groups(&[]).step("drop supplementary groups")?;
         change_id(id)?;
     }
@@ -45,19 +64,19 @@ fn contain(job: &Job, control: &OwnedFd, streams: Streams, keeper: &OwnedFd, pro
     };
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     rustix::process::chdir(&work).step(format!("chdir to {}", work.display()))?;
-    lay(&job.files)?;
+    lay::files(&work, &job.files)?;
     connect(job.stdin.as_deref(), &streams)?;
     volunteer_for_the_oom_killer();
     fix_addresses();
     limit(&job.limits, job.process_rlimit)?;
-    if job.tier == Tier::A || job.host_id.is_some() {
+    if tier == Tier::A || host_id.is_some() {
         drop_capabilities()?;
     }
     rustix::thread::set_no_new_privs(true).step("no_new_privs")?;
     if let Some(ruleset) = &streams.landlock {
         restrict_by_landlock(ruleset).step("landlock_restrict_self")?;
     }
-    Filter::new(job.tier).install()?;
+    Filter::new(tier).install()?;
     let mut handles = vec![keeper.as_fd()];
     handles.extend(proc.map(AsFd::as_fd));
     wire::send(control, &Report::Started { own_proc: proc.is_some(), cpu_seconds: 0.0 }, &handles).step("report the start")
@@ -68,17 +87,6 @@ pub fn change_id(id: u32) -> Result<(), SetUpError> {
     let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
     rustix::thread::set_thread_res_gid(group, group, group).step(format!("change group id to {id}"))?;
     rustix::thread::set_thread_res_uid(user, user, user).step(format!("change user id to {id}"))
-}
-
-/// Lays files into the current directory. Their names were checked by the supervisor.
-fn lay(files: &Workspace) -> Result<(), SetUpError> {
-    for (name, contents) in files {
-        if let Some(parent) = Path::new(name).parent() {
-            std::fs::create_dir_all(parent).step(format!("create directory for {name}"))?;
-        }
-        std::fs::write(name, contents).step(format!("write {name}"))?;
-    }
-    Ok(())
 }
 
 /// Standard input, output and error, evidence as 3, and nothing else that survives execution.
@@ -94,7 +102,7 @@ fn connect(input: Option<&str>, streams: &Streams) -> Result<(), SetUpError> {
         lifted.push(rustix::io::fcntl_dupfd_cloexec(source, 64).step("duplicate a descriptor")?);
     }
     for (place, source) in lifted.iter().enumerate() {
-        // SAFETY: dup2 takes no pointers, and no `OwnedFd` of this process has a number up to 3 (see `helper_main`).
+        // SAFETY: dup2 takes no pointers, and no `OwnedFd` of this process has a number up to 3 (see `zygote::helper_main`).
         if unsafe { libc::dup2(source.as_raw_fd(), place as i32) } < 0 {
             return Err(io::Error::last_os_error()).step("connect standard streams");
         }

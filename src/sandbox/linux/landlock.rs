@@ -21,7 +21,8 @@ pub fn supported() -> i64 {
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, VERSION) }.max(0)
 }
 
-/// A ruleset for a run with `directory` as its only writable place.
+/// A ruleset for a run whose only writable places are `work` and `tmp` in `directory`. Not the directory itself: a program that
+/// could replace `work` by a link would choose where the next command of its session starts.
 ///
 /// # Errors
 /// One line that says what the kernel lacks.
@@ -38,7 +39,7 @@ pub fn ruleset(readable: &[PathBuf], directory: &Path) -> Result<OwnedFd, String
             .add_rules(path_beneath_rules(readable, read))?
             .add_rules(path_beneath_rules(READABLE, read))?
             .add_rules(path_beneath_rules(DEVICES, device))?
-            .add_rules(path_beneath_rules([directory], all))?;
+            .add_rules(path_beneath_rules(["work", "tmp"].map(|name| directory.join(name)), all))?;
         Ok(created)
     };
     let created = build().map_err(|error: landlock::RulesetError| format!("Landlock: {error}"))?;

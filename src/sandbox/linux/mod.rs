@@ -2,43 +2,56 @@
 //!
 //! ```text
 //! mod        probes tiers, admits runs, lets them start cold or warm
-//! launch     cold: a helper process per run      warm: a fork of the one interpreter
+//! pool       admission by places and memory
+//! launch     cold: a fork of the zygote      warm: a fork of the one interpreter
+//! session    many commands over one tree, and what they changed in it (changes)
 //! supervise  drains output, watches limits, gives the verdict       (in the caller's thread)
-//! helper     keeps one run: namespaces, reaping, the report         (own process, this binary again)
+//! zygote     forks keepers, with the root of all runs prepared      (own process, this binary again)
+//! keeper     keeps one run: namespaces, reaping, the report         (fork of the zygote)
 //! contain    what a process does to itself before it becomes the program
-//! examination  what a run of tests is told: plain.py, separate.py and runner.py do it
-//! root, landlock, seccomp, usage, workdir, slots, python, wire
+//! examination  what a run of tests is told; plain.py, separate.py and runner.py run them
+//! root, room, landlock, seccomp, cgroup, usage, workdir, copy, lay, lease, host_ids, python, wire, explain
 //! ```
 
+mod cgroup;
+mod changes;
 mod contain;
+mod copy;
 mod examination;
-mod helper;
+mod explain;
+mod host_ids;
+mod keeper;
 mod landlock;
 mod launch;
+mod lay;
+mod lease;
+mod pool;
 mod python;
+mod room;
 mod root;
 mod seccomp;
-mod slots;
+mod session;
 mod supervise;
 mod usage;
 mod wire;
 mod workdir;
+mod zygote;
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use examination::Examination;
-pub use helper::helper_main;
-use launch::{Launcher, Start};
+use launch::{Command, Launcher, Start};
+use pool::{Number, Numbers, Place, Pool};
 use python::Python;
-use slots::Slots;
+pub use session::Session;
 pub use usage::kill_descendants;
+pub use zygote::helper_main;
 
-use super::{
-    Change, HELPER, Limits, Request, RunResult, RunVerdict, SandboxError, SessionRequest, Settings, TestRequest, TestRun, Tier,
-};
+use super::{HELPER, Limits, Request, RunResult, RunVerdict, SandboxError, Settings, TestRequest, TestRun, Tier};
 use crate::types::Workspace;
 
 /// What every program finds in its environment, beside PATH, HOME and TMPDIR. The hash seed is fixed so that orders repeat.
@@ -51,14 +64,21 @@ const ENVIRONMENT: [(&str, &str); 6] = [
     ("PYTHONDONTWRITEBYTECODE", "1"),
 ];
 
-/// Runs at once, at most: one user id each.
+/// Runs at once, at most.
 const MOST_PARALLEL: usize = 1000;
+/// Set-ups at once: they wait for each other in the kernel rather than for the processor.
+const STARTS_PER_CORE: usize = 4;
+/// Runs and sessions at once, at most: one user id each.
+const MOST_NUMBERS: u32 = host_ids::BLOCK - 1;
 
 pub struct Engine {
     limits: Limits,
     tier: Tier,
     warm: bool,
-    slots: Slots,
+    pool: Pool,
+    /// Set-ups at once, few: a crowd that starts together is started in turns, and no set-up waits for its time to run out.
+    starts: Pool,
+    numbers: Arc<Numbers>,
     parallel: usize,
     launcher: Launcher,
     python: Result<Python, SandboxError>,
@@ -68,18 +88,21 @@ impl Engine {
     pub fn start(settings: &Settings) -> Result<Engine, SandboxError> {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         let parallel = if settings.parallel == 0 { cores + cores / 2 } else { settings.parallel }.min(MOST_PARALLEL);
+        room::for_open_files(parallel)?;
         let helper = match HELPER.get() {
             Some(path) => path.clone(),
             None => std::env::current_exe().map_err(|error| SandboxError::Broken(format!("own program file: {error}")))?,
         };
-        let mut launcher = Launcher::new(helper)?;
+        let mut launcher = Launcher::new(helper, settings.copy_trees)?;
         let tier = choose_tier(settings, &mut launcher)?;
         let mut engine = Engine {
             limits: settings.limits.clone(),
             tier,
             parallel,
             warm: settings.warm_interpreter,
-            slots: Slots::new(parallel as u32),
+            pool: Pool::new(parallel, room::memory_for_runs(settings)?),
+            starts: Pool::new(cores * STARTS_PER_CORE, u64::MAX),
+            numbers: Numbers::new(MOST_NUMBERS),
             launcher,
             python: Err(SandboxError::Python("not looked for".to_string())),
         };
@@ -106,17 +129,19 @@ impl Engine {
         };
         let landlock = ::std::format!("Landlock, interface version {}", landlock::supported());
         let signals = if landlock::supported() >= 6 { "Landlock signal scope" } else { "user id only" };
-        let rows: [(&str, &str, &str); 7] = [
+        let rows: [(&str, &str, &str); 5] = [
             ("files", "own read-only root, one size-capped tmpfs", &landlock),
             ("processes", "own PID namespace; ends with its process 1", "child subreaper, swept until none is left"),
             ("signals", "own PID namespace", signals),
             ("network", "own network namespace without an interface", "no sockets (seccomp)"),
             ("system calls", "seccomp deny list, no new privileges, no capabilities", "seccomp deny list, no new privileges"),
-            ("memory", "resident private memory sampled, RLIMIT_DATA, tmpfs cap", "resident private memory sampled, RLIMIT_DATA"),
-            ("process limit", "sampled, RLIMIT_NPROC", "sampled, RLIMIT_NPROC"),
         ];
         let how = |row: &(&str, &str, &str)| if self.tier == Tier::A { row.1.to_string() } else { row.2.to_string() };
         let mut guarantees: Vec<(String, String)> = rows.iter().map(|row| (row.0.to_string(), how(row))).collect();
+        let (memory, processes) = self.launcher.groups.describe();
+        let cap = if self.tier == Tier::A { ", tmpfs cap" } else { "" };
+        guarantees.push(("memory".to_string(), format!("{memory}, RLIMIT_DATA{cap}")));
+        guarantees.push(("process limit".to_string(), format!("{processes}, RLIMIT_NPROC")));
         guarantees.push(("user".to_string(), own_id));
         guarantees
     }
@@ -126,20 +151,39 @@ impl Engine {
         if let Err(reason) = check(&request.files, limits) {
             return RunResult::infrastructure(self.tier, reason);
         }
-        let slot = self.slots.take();
-        let start = Start { tier: self.tier, slot: slot.number, limits, files: &request.files };
-        match self.launcher.cold(&start, &request.argv, &request.environment, None) {
-            Ok((launched, _directory)) => supervise::supervise(launched, limits, self.tier).0,
-            Err(reason) => RunResult::infrastructure(self.tier, reason),
+        let broken = |reason| RunResult::infrastructure(self.tier, reason);
+        let queued = Instant::now();
+        let (_place, starting, number) = match self.admit(limits) {
+            Ok(admitted) => admitted,
+            Err(reason) => return broken(reason),
+        };
+        let since = Instant::now();
+        let queue_seconds = (since - queued).as_secs_f64();
+        let (files, tree) = (&request.files, request.tree.as_ref());
+        let start = Start { tier: self.tier, since, number: number.value, limits, files, tree };
+        let command = Command { argv: &request.argv, environment: &request.environment, stdin: None, evidence: false };
+        match self.launcher.cold(&start, command) {
+            Ok((launched, _directory)) => {
+                RunResult { queue_seconds, ..supervise::supervise(launched, limits, self.tier, Some(starting)).0 }
+            }
+            Err(reason) => broken(reason),
         }
+    }
+
+    /// Waits for a place and then for the right to set up.
+    fn admit(&self, limits: &Limits) -> Result<(Place<'_>, Place<'_>, Number), String> {
+        let place = self.pool.enter(limits.memory_bytes)?;
+        Ok((place, self.starts.enter(0)?, self.number()?))
     }
 
     pub fn run_python_tests(&self, request: &TestRequest) -> TestRun {
         let limits = request.limits.as_ref().unwrap_or(&self.limits);
+        // The warm interpreter lays files only; where a whole tree lies below, one more start is not what a run costs.
+        let warm = self.warm && request.tree.is_none();
         let failed = |reason| TestRun {
             result: RunResult::infrastructure(self.tier, reason),
             outcomes: BTreeMap::new(),
-            started_warm: self.warm,
+            started_warm: warm,
         };
         let python = match &self.python {
             Ok(python) => python,
@@ -148,35 +192,42 @@ impl Engine {
         if let Err(reason) = check(&request.files, limits).and_then(|()| check(&request.test_files, limits)) {
             return failed(reason);
         }
-        let slot = self.slots.take();
-        let start = Start { tier: self.tier, slot: slot.number, limits, files: &request.files };
+        let queued = Instant::now();
+        let (_place, starting, number) = match self.admit(limits) {
+            Ok(admitted) => admitted,
+            Err(reason) => return failed(reason),
+        };
+        let since = Instant::now();
+        let queue_seconds = (since - queued).as_secs_f64();
+        let (files, tree) = (&request.files, request.tree.as_ref());
+        let start = Start { tier: self.tier, since, number: number.value, limits, files, tree };
         let nonce = nonce();
         let examination = Examination { request, nonce: &nonce };
         if examination.hides_files() && landlock::supported() < 1 {
-            return failed(
-                "data files of tests cannot be kept from the code under test: this kernel has no Landlock".to_string(),
-            );
+            let reason = "data files of tests cannot be kept from the code under test: this kernel has no Landlock";
+            return failed(reason.to_string());
         }
-        let launched = if self.warm {
+        let launched = if warm {
             self.launcher.warm(&start, python, &examination)
         } else {
             self.launcher.cold_tests(&start, python, &examination)
         };
         match launched {
             Ok((launched, _directory)) => {
-                let (mut result, evidence) = supervise::supervise(launched, limits, self.tier);
+                let (mut result, evidence) = supervise::supervise(launched, limits, self.tier, Some(starting));
                 if let Some(reason) = unprepared(&evidence, &nonce) {
                     result.verdict = RunVerdict::Infrastructure(format!("a process for the code under test: {reason}"));
                 }
                 let outcomes = read_evidence(&evidence, &nonce, &request.tests);
-                TestRun { result, outcomes, started_warm: self.warm }
+                TestRun { result: RunResult { queue_seconds, ..result }, outcomes, started_warm: warm }
             }
             Err(reason) => failed(reason),
         }
     }
 
-    pub fn session(_engine: &Arc<Engine>, _request: &SessionRequest) -> Result<Session, SandboxError> {
-        Err(SandboxError::Broken("sessions are not built yet".to_string()))
+    /// A number for a run or a session, from which its user id follows.
+    fn number(&self) -> Result<Number, String> {
+        self.numbers.take().ok_or_else(|| format!("more than {MOST_NUMBERS} runs and sessions at once"))
     }
 
     /// The first interpreter that really runs in the sandbox; it becomes part of the root.
@@ -199,20 +250,6 @@ impl Engine {
         self.launcher.root = system;
         self.launcher.python_directory = None;
         Err(SandboxError::Python(reasons.join("; ")))
-    }
-}
-
-pub struct Session;
-
-impl Session {
-    pub fn tier(&self) -> Tier {
-        Tier::A
-    }
-    pub fn run(&mut self, _request: &Request) -> RunResult {
-        RunResult::infrastructure(Tier::A, "sessions are not built yet".to_string())
-    }
-    pub fn read_changes(&mut self, _max_bytes: u64) -> Result<Vec<Change>, String> {
-        Err("sessions are not built yet".to_string())
     }
 }
 
@@ -249,10 +286,12 @@ fn choose_tier(settings: &Settings, launcher: &mut Launcher) -> Result<Tier, San
 fn probe(tier: Tier, launcher: &Launcher) -> Result<(), String> {
     let limits = Limits { wall_seconds: 20.0, ..Limits::default() };
     let files = Workspace::from([("probe".to_string(), "written\n".to_string())]);
-    let start = Start { tier, slot: 0, limits: &limits, files: &files };
+    let start = Start { tier, since: Instant::now(), number: 0, limits: &limits, files: &files, tree: None };
     let argv = ["/bin/sh", "-c", "read word < probe && echo \"$word\" > copy && echo ready"].map(str::to_string);
-    let (launched, _directory) = launcher.cold(&start, &argv, &BTreeMap::new(), None)?;
-    let (result, _) = supervise::supervise(launched, &limits, tier);
+    let environment = BTreeMap::new();
+    let command = Command { argv: &argv, environment: &environment, stdin: None, evidence: false };
+    let (launched, _directory) = launcher.cold(&start, command)?;
+    let (result, _) = supervise::supervise(launched, &limits, tier, None);
     if result.succeeded() && result.stdout == b"ready\n" { Ok(()) } else { Err(why(&result)) }
 }
 

@@ -1,63 +1,81 @@
 //! Watches one run from the caller's thread: drains its output, samples what it uses, and ends it at a limit.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::process::Child;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::Shutdown;
+use rustix::net::{SendFlags, Shutdown};
 use rustix::process::Signal;
 
+use super::cgroup::Leaf;
+use super::pool::Place;
 use super::usage::{self, Processes, Usage};
-use super::wire::{self, Report};
-use super::workdir;
+use super::wire::{self, Report, Size};
+use super::{copy, explain, workdir};
 use crate::sandbox::limits::OUTPUT_FACTOR;
 use crate::sandbox::output::HeadAndTail;
-use crate::sandbox::{Limits, RunResult, RunVerdict, Tier};
+use crate::sandbox::{Accounting, Limits, LimitsHit, Mechanisms, RunResult, RunVerdict, Snapshot, Tier, TreeSource};
 
 /// A run that was just launched: our ends of its socket and pipes.
 pub struct Launched {
+    /// When its set-up began.
+    pub since: Instant,
     pub control: OwnedFd,
     pub stdout: OwnedFd,
     pub stderr: OwnedFd,
     pub evidence: Option<OwnedFd>,
-    /// The helper, if it is our own child; it ends with the run.
-    pub helper: Option<Child>,
-    /// Tier B: the run's directory on the machine, whose size we must watch ourselves.
-    pub directory: Option<PathBuf>,
+    /// Tier B: the run's directory on the machine, whose size we must watch ourselves, and what it may grow to.
+    pub directory: Option<(PathBuf, Size)>,
+    /// Where the working directory's tree comes from, and whose a copy would be.
+    pub tree: Option<(Snapshot, Option<u32>)>,
+    pub tree_source: TreeSource,
+    pub cgroup: Option<Leaf>,
     /// The program is able to end its keeper.
     pub keeper_in_reach: bool,
 }
 
 /// Evidence is a short line per test; more is not evidence.
 const EVIDENCE_BYTES: u64 = 1 << 20;
-/// For everything before the program starts.
-const SET_UP: Duration = Duration::from_secs(20);
+/// For everything before the program starts, on a machine that is busy with others.
+const SET_UP: Duration = Duration::from_secs(60);
 /// Between asking the keeper to end the run and ending the keeper, and again before giving up.
 const GRACE: Duration = Duration::from_secs(3);
 /// Dense at first, when a bomb goes off, then sparse; most runs end before the first sample.
 const FIRST_SAMPLES: Duration = Duration::from_millis(8);
 const DENSE: Duration = Duration::from_millis(250);
 const SAMPLES: Duration = Duration::from_millis(20);
-/// Walking a directory costs more than reading /proc.
+/// Walking a directory costs more than reading /proc; so does looking where the kernel keeps the limits of memory and processes.
 const DIRECTORY_SAMPLES: Duration = Duration::from_millis(100);
+/// Runs that may be looked at so often. Beyond, each is looked at less often, or a crowd would be kept from running by our looks.
+const CROWD: u32 = 16;
 
-/// Watches to the end. The evidence comes back with the result.
-pub fn supervise(launched: Launched, limits: &Limits, tier: Tier) -> (RunResult, Vec<u8>) {
-    Run::new(launched, limits, tier).watch()
+/// Runs that are being watched in this process.
+static WATCHED: AtomicU32 = AtomicU32::new(0);
+
+/// Watches to the end. The evidence comes back with the result. `starting`, the right to set up, is given back when the program
+/// has started.
+pub fn supervise(launched: Launched, limits: &Limits, tier: Tier, starting: Option<Place<'_>>) -> (RunResult, Vec<u8>) {
+    WATCHED.fetch_add(1, Ordering::Relaxed);
+    let ended = Run::new(launched, limits, tier, starting).watch();
+    WATCHED.fetch_sub(1, Ordering::Relaxed);
+    ended
 }
 
 struct Run<'a> {
     limits: &'a Limits,
+    starting: Option<Place<'a>>,
     tier: Tier,
     control: OwnedFd,
-    helper: Option<Child>,
-    directory: Option<PathBuf>,
+    directory: Option<(PathBuf, Size)>,
+    tree_to_copy: Option<(Snapshot, Option<u32>)>,
+    tree_source: TreeSource,
+    cgroup: Option<Leaf>,
     keeper_in_reach: bool,
     streams: [Stream; 3],
     keeper: Option<OwnedFd>,
+    own_proc: bool,
     processes: Option<Processes>,
     /// The writable tree, where the keeper does not look itself whether it is full.
     tree: Option<OwnedFd>,
@@ -67,6 +85,7 @@ struct Run<'a> {
     next_sample: Instant,
     next_directory_sample: Instant,
     peak: Usage,
+    hit: LimitsHit,
     /// The limit that ended the run, and when we next become more insistent.
     stopped: Option<(RunVerdict, Instant)>,
     insisted: bool,
@@ -86,15 +105,18 @@ enum End {
 }
 
 impl<'a> Run<'a> {
-    fn new(launched: Launched, limits: &'a Limits, tier: Tier) -> Run<'a> {
+    fn new(launched: Launched, limits: &'a Limits, tier: Tier, starting: Option<Place<'a>>) -> Run<'a> {
         let now = Instant::now();
         let stream = |pipe, capacity| Stream { pipe, kept: HeadAndTail::new(capacity) };
         Run {
             limits,
+            starting,
             tier,
             control: launched.control,
-            helper: launched.helper,
             directory: launched.directory,
+            tree_to_copy: launched.tree,
+            tree_source: launched.tree_source,
+            cgroup: launched.cgroup,
             keeper_in_reach: launched.keeper_in_reach,
             streams: [
                 stream(Some(launched.stdout), limits.output_bytes),
@@ -102,14 +124,16 @@ impl<'a> Run<'a> {
                 stream(launched.evidence, EVIDENCE_BYTES),
             ],
             keeper: None,
+            own_proc: false,
             processes: None,
             tree: None,
             set_up_cpu_seconds: 0.0,
-            launched: now,
+            launched: launched.since,
             started: None,
             next_sample: now + FIRST_SAMPLES,
             next_directory_sample: now + DIRECTORY_SAMPLES,
             peak: Usage::default(),
+            hit: LimitsHit::default(),
             stopped: None,
             insisted: false,
             disk_full: false,
@@ -129,12 +153,8 @@ impl<'a> Run<'a> {
         while self.streams.iter().any(|stream| stream.pipe.is_some()) && Instant::now() < deadline {
             self.wait_and_drain();
         }
-        if let Some(mut helper) = self.helper.take() {
-            // It ends right after its last report; a helper that has not is of no further use.
-            if matches!(self.end, Some(End::Broken(_))) {
-                let _ = helper.kill();
-            }
-            let _ = helper.wait();
+        if matches!(self.end, Some(End::Broken(_))) {
+            self.kill_keeper(); // whatever it is still doing is of no further use
         }
         self.result()
     }
@@ -181,6 +201,9 @@ impl<'a> Run<'a> {
     /// Takes a report from the keeper.
     fn hear(&mut self) {
         match wire::receive::<Report>(&self.control) {
+            Ok(Some((Report::Kept, descriptors))) => self.keeper = descriptors.into_iter().next(),
+            Ok(Some((Report::CopyTree, descriptors))) => self.copy_tree(descriptors),
+            Ok(Some((Report::Ready, _))) => {} // the word of a session, which no run is
             Ok(Some((Report::Started { own_proc, cpu_seconds }, descriptors))) => {
                 self.set_up_cpu_seconds = cpu_seconds;
                 self.begin(own_proc, descriptors);
@@ -196,7 +219,7 @@ impl<'a> Run<'a> {
                 });
             }
             Ok(Some((Report::SetUp { step, errno }, _))) => {
-                self.end = Some(End::Broken(format!("{step}: {}", io::Error::from_raw_os_error(errno))));
+                self.end = Some(End::Broken(explain::failed_step(&step, errno)));
             }
             // The program can have done that, and must not be able to choose to be no run at all. It ends with its keeper, by
             // the signal that it gets when its parent dies.
@@ -215,12 +238,23 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Fills the working directory for a keeper that could not have an overlay.
+    fn copy_tree(&mut self, descriptors: Vec<OwnedFd>) {
+        self.tree_source = TreeSource::Copy;
+        let tree = self.tree_to_copy.as_ref().map(|(tree, owner)| (tree, *owner));
+        if let Err(reason) = answer_with_copy(&self.control, tree, descriptors) {
+            self.end = Some(End::Broken(reason));
+        }
+    }
+
     fn begin(&mut self, own_proc: bool, descriptors: Vec<OwnedFd>) {
+        self.own_proc = own_proc;
+        self.starting = None;
         let now = Instant::now();
         self.started = Some(now);
         self.next_sample = now + FIRST_SAMPLES;
         let mut descriptors = descriptors.into_iter();
-        self.keeper = descriptors.next();
+        self.keeper = descriptors.next().or(self.keeper.take());
         self.processes = match (own_proc, descriptors.next()) {
             (true, Some(proc)) => Some(Processes::Namespace(proc)),
             _ => self.keeper.as_ref().and_then(|keeper| usage::pid_of(keeper).ok()).map(Processes::DescendantsOf),
@@ -263,7 +297,16 @@ impl<'a> Run<'a> {
     fn check_usage(&mut self) {
         let now = Instant::now();
         let Some(started) = self.started.filter(|_| self.end.is_none() && now >= self.next_sample) else { return };
-        self.next_sample = now + if now < started + DENSE { FIRST_SAMPLES } else { SAMPLES };
+        let exact = self
+            .cgroup
+            .as_ref()
+            .is_some_and(|group| group.memory() != Accounting::Sampled && group.processes() != Accounting::Sampled);
+        let usual = match now < started + DENSE {
+            _ if exact => DIRECTORY_SAMPLES,
+            true => FIRST_SAMPLES,
+            false => SAMPLES,
+        };
+        self.next_sample = now + usual * (WATCHED.load(Ordering::Relaxed) / CROWD).max(1);
         if let Some(processes) = &self.processes {
             let usage = processes.usage();
             self.peak.tasks = self.peak.tasks.max(usage.tasks);
@@ -273,17 +316,28 @@ impl<'a> Run<'a> {
         if self.peak.tasks > self.limits.processes {
             self.stop(RunVerdict::ProcessLimit);
         }
-        if self.peak.bytes > self.limits.memory_bytes {
+        match &mut self.cgroup {
+            Some(group) => {
+                let (memory, processes) = group.refused();
+                self.hit.memory |= memory;
+                self.hit.processes |= processes;
+            }
+            None => self.hit.memory |= self.peak.bytes > self.limits.memory_bytes,
+        }
+        if self.hit.memory {
             self.stop(RunVerdict::MemoryLimit);
+        }
+        if self.hit.processes {
+            self.stop(RunVerdict::ProcessLimit);
         }
         if self.peak.cpu_seconds > self.limits.cpu_seconds {
             self.stop(RunVerdict::CpuTimeout);
         }
-        if let Some(directory) = &self.directory
+        if let Some((directory, most)) = &self.directory
             && now >= self.next_directory_sample
         {
             self.next_directory_sample = now + DIRECTORY_SAMPLES;
-            if workdir::exceeds(directory, self.limits) {
+            if workdir::exceeds(directory, *most) {
                 self.disk_full = true;
                 self.stop(RunVerdict::DiskLimit);
             }
@@ -295,6 +349,9 @@ impl<'a> Run<'a> {
         if self.stopped.is_none() && self.end.is_none() {
             // Closing our direction is the word for it, as our death would be. If the keeper has gone we shall hear of it.
             let _ = rustix::net::shutdown(&self.control, Shutdown::Write);
+            if let Some(group) = &self.cgroup {
+                group.kill();
+            }
             self.stopped = Some((verdict, Instant::now() + GRACE));
         }
     }
@@ -302,17 +359,19 @@ impl<'a> Run<'a> {
     /// Ends the keeper itself: in tier A that is process 1, with which everything in its namespace goes.
     fn insist(&mut self) {
         self.insisted = true;
-        if let Some(keeper) = &self.keeper {
-            let _ = rustix::process::pidfd_send_signal(keeper, Signal::KILL);
-        } else if let Some(helper) = &mut self.helper {
-            let _ = helper.kill();
-        }
+        self.kill_keeper();
         if let Some((_, insist)) = &mut self.stopped {
             *insist = Instant::now() + GRACE;
         }
     }
 
-    fn result(self) -> (RunResult, Vec<u8>) {
+    fn kill_keeper(&self) {
+        if let Some(keeper) = &self.keeper {
+            let _ = rustix::process::pidfd_send_signal(keeper, Signal::KILL); // fails only if it has gone
+        }
+    }
+
+    fn result(mut self) -> (RunResult, Vec<u8>) {
         let (status, cpu_seconds, peak_bytes, seconds) = match &self.end {
             Some(End::Finished { status, cpu_seconds, peak_bytes, seconds }) => {
                 (Some(*status), cpu_seconds.max(self.peak.cpu_seconds), *peak_bytes, *seconds)
@@ -321,35 +380,76 @@ impl<'a> Run<'a> {
         };
         let exit_code = status.filter(|&status| libc::WIFEXITED(status)).map(|status| libc::WEXITSTATUS(status));
         let signal = status.filter(|&status| libc::WIFSIGNALED(status)).map(|status| libc::WTERMSIG(status));
-        let verdict = match (self.end, self.stopped) {
+        let (mut peak_bytes, mut cpu_seconds) = (peak_bytes.max(self.peak.bytes), cpu_seconds);
+        if let Some(group) = &mut self.cgroup {
+            let (memory, processes) = group.refused();
+            self.hit.memory |= memory;
+            self.hit.processes |= processes;
+            peak_bytes = group.peak_bytes().unwrap_or(peak_bytes);
+            cpu_seconds = cpu_seconds.max(group.cpu_seconds());
+        }
+        self.hit.cpu = cpu_seconds > self.limits.cpu_seconds || signal == Some(libc::SIGXCPU);
+        self.hit.processes |= self.peak.tasks > self.limits.processes;
+        self.hit.disk = self.disk_full || signal == Some(libc::SIGXFSZ);
+        let stopped = self.stopped.map(|(verdict, _)| verdict);
+        self.hit.wall = stopped == Some(RunVerdict::WallTimeout);
+        self.hit.output = stopped == Some(RunVerdict::OutputLimit);
+        let verdict = match (self.end, stopped) {
             // Found by the keeper, too late for the supervisor: what was left of a fork bomb slept until the time was up.
-            (_, Some((RunVerdict::WallTimeout, _))) if self.peak.tasks > self.limits.processes => RunVerdict::ProcessLimit,
+            (_, Some(RunVerdict::WallTimeout)) if self.hit.processes => RunVerdict::ProcessLimit,
             // However the end went: a program that reached a limit and then could not be ended has reached that limit.
-            (_, Some((verdict, _))) => verdict,
+            (_, Some(verdict)) => verdict,
             (Some(End::Broken(reason)), None) => RunVerdict::Infrastructure(reason),
-            _ if cpu_seconds > self.limits.cpu_seconds || signal == Some(libc::SIGXCPU) => RunVerdict::CpuTimeout,
-            _ if self.peak.tasks > self.limits.processes => RunVerdict::ProcessLimit,
+            _ if self.hit.cpu => RunVerdict::CpuTimeout,
+            _ if self.hit.memory => RunVerdict::MemoryLimit,
+            _ if self.hit.processes => RunVerdict::ProcessLimit,
             _ if signal == Some(libc::SIGXFSZ) || (self.disk_full && exit_code != Some(0)) => RunVerdict::DiskLimit,
             _ if signal.is_some() => RunVerdict::Signaled,
             _ => RunVerdict::Exited,
         };
+        let counted = |group: &Option<Leaf>, of: fn(&Leaf) -> Accounting| group.as_ref().map_or(Accounting::Sampled, of);
+        let mechanisms = Mechanisms {
+            memory: counted(&self.cgroup, Leaf::memory),
+            processes: counted(&self.cgroup, Leaf::processes),
+            tree: self.tree_source,
+            own_procfs: self.own_proc,
+        };
+        let set_up_seconds = self.started.unwrap_or_else(Instant::now).duration_since(self.launched).as_secs_f64();
         let [stdout, stderr, evidence] = self.streams.map(|stream| stream.kept);
         let result = RunResult {
             exit_code,
             signal,
             wall_seconds: seconds,
             cpu_seconds,
-            peak_bytes: peak_bytes.max(self.peak.bytes),
+            peak_bytes,
             stdout_total: stdout.total(),
             stderr_total: stderr.total(),
             truncated: stdout.truncated() || stderr.truncated(),
             stdout: stdout.into_bytes(),
             stderr: stderr.into_bytes(),
+            limits_hit: self.hit,
+            set_up_seconds,
+            mechanisms,
             ..RunResult::empty(self.tier, verdict)
         };
         let evidence = if evidence.truncated() { Vec::new() } else { evidence.into_bytes() };
         (result, evidence)
     }
+}
+
+/// Copies a tree into the directory that a keeper has sent, and tells it so.
+pub fn answer_with_copy(
+    control: &OwnedFd,
+    tree: Option<(&Snapshot, Option<u32>)>,
+    descriptors: Vec<OwnedFd>,
+) -> Result<(), String> {
+    let (Some((tree, owner)), Some(work)) = (tree, descriptors.first()) else {
+        return Err("a copy of a tree was asked for, and there is none".to_string());
+    };
+    copy::copy_tree(tree.path(), format!("/proc/self/fd/{}", work.as_raw_fd()).as_ref(), owner)?;
+    // If the keeper has gone we shall hear of it.
+    let _ = rustix::net::send(control, b"c", SendFlags::NOSIGNAL);
+    Ok(())
 }
 
 impl Stream {
@@ -388,14 +488,25 @@ mod tests {
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
         let nothing = || OwnedFd::from(File::open("/dev/null").unwrap());
         let (stdout, stderr) = (nothing(), nothing());
-        let launched = Launched { control, stdout, stderr, evidence: None, helper: None, directory: None, keeper_in_reach };
+        let launched = Launched {
+            since: Instant::now(),
+            control,
+            stdout,
+            stderr,
+            evidence: None,
+            directory: None,
+            tree: None,
+            tree_source: TreeSource::Empty,
+            cgroup: None,
+            keeper_in_reach,
+        };
         wire::send(&theirs, &Report::Started { own_proc: false, cpu_seconds: 0.0 }, &[]).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 std::thread::sleep(patience);
                 drop(theirs);
             });
-            supervise(launched, limits, Tier::B).0.verdict
+            supervise(launched, limits, Tier::B, None).0.verdict
         })
     }
 

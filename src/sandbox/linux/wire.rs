@@ -1,7 +1,7 @@
 //! The words between the supervisor, which lives in the caller's thread, and the process that keeps one run.
 //!
-//! A frame is a little-endian `u32` length and that many bytes of JSON; descriptors travel with the length. The keeper (the
-//! helper, or the warm interpreter's fork) closes its end before the program starts, so no program can speak here.
+//! A frame is a little-endian `u32` length and that many bytes of JSON; descriptors travel with the length. The keeper (a fork
+//! of the zygote, or of the warm interpreter) closes its end before the program starts, so no program can speak here.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,12 +20,40 @@ use crate::types::Workspace;
 const DESCRIPTORS: usize = 8;
 /// A frame longer than this is a mistake, not a message.
 const LONGEST: usize = 256 << 20;
+/// Plans and orders name some dozen paths.
+const LONGEST_MESSAGE: usize = 64 << 10;
 
-/// What the helper is to do. Descriptors: standard output, standard error, then those announced by the flags.
+/// What the zygote is told first. It answers that it is ready, or the step that failed.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Job {
+pub struct Plan {
     pub tier: Tier,
+    /// Tier A: what the root of all its runs holds.
+    pub root: RootPlan,
+}
+
+/// A process that the zygote is to fork. The keeper's end of the control socket goes with it; over that it gets its [`Job`].
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Order {
     pub role: Role,
+    /// The program's user and group id as the machine sees them; absent: those of the caller.
+    pub host_id: Option<u32>,
+    /// Ids of the machine, from `host_id` on, that the process may have: for the warm interpreter those of all its runs.
+    pub host_ids: u32,
+    /// Tier A: what lies below the working directory.
+    pub tree: Option<Tree>,
+}
+
+/// A snapshot, as the zygote finds it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Tree {
+    pub path: PathBuf,
+    pub user: u32,
+    pub group: u32,
+}
+
+/// What a keeper is to do. Descriptors: standard output, standard error, then those announced by the flags.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Job {
     pub argv: Vec<String>,
     pub environment: Vec<(String, String)>,
     /// Laid into the working directory.
@@ -35,25 +63,32 @@ pub struct Job {
     pub limits: Limits,
     /// RLIMIT_NPROC, which bounds what the kernel counts for the user id, not the run alone.
     pub process_rlimit: u64,
-    /// The program's user and group id as the machine sees them; absent: those of the caller.
-    pub host_id: Option<u32>,
-    /// Ids of the machine that the warm interpreter may give to its runs, from `host_id` on.
-    pub host_ids: u32,
-    /// Tier A: what the own root holds.
-    pub root: RootPlan,
+    /// Tier A: where no overlay can be had, room for a copy of the tree; absent: then the run cannot be.
+    pub copy: Option<Size>,
     /// Tier B: the run's directory on the machine, with `work` and `tmp` in it.
     pub directory: Option<PathBuf>,
     /// A descriptor for evidence follows; the program finds it as number 3.
     pub evidence: bool,
     /// A descriptor of a Landlock ruleset follows.
     pub landlock: bool,
+    /// So many descriptors follow of files through which a process enters control groups.
+    pub cgroups: usize,
+}
+
+/// What a tree takes on a file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Size {
+    pub bytes: u64,
+    pub entries: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Run `argv` as a contained program and report.
+    /// Run one job as a contained program and report.
     Run,
+    /// Set up a tree, then run jobs over it as they come, each in processes of its own.
+    Session,
     /// Become `argv`, the warm interpreter, which contains the runs it forks.
     Serve,
 }
@@ -62,6 +97,12 @@ pub enum Role {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Report {
+    /// The keeper is there. Descriptor: its pidfd.
+    Kept,
+    /// There can be no overlay of the tree. Descriptor: the working directory, to be filled with a copy and answered by a byte.
+    CopyTree,
+    /// The zygote is there, or a session's tree is set up. Descriptor of the latter: where its changes are, the overlay's upper directory or the copy.
+    Ready,
     /// The program is about to start. Descriptors: the keeper's pidfd, then its /proc if `own_proc`, then perhaps its
     /// writable tree.
     Started {
@@ -94,6 +135,12 @@ pub struct SetUpError {
     pub source: io::Error,
 }
 
+impl SetUpError {
+    pub fn report(&self) -> Report {
+        Report::SetUp { step: self.step.clone(), errno: self.source.raw_os_error().unwrap_or(0) }
+    }
+}
+
 /// Names the step of a set-up that failed.
 pub trait Step<T> {
     fn step(self, step: impl Into<String>) -> Result<T, SetUpError>;
@@ -121,6 +168,11 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, descriptors: &[Borrowed
     Ok(())
 }
 
+/// Sends `message` with descriptors over a socket that keeps messages apart.
+pub fn send_message(socket: impl AsFd, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_descriptors(socket, &serde_json::to_vec(message)?, descriptors)
+}
+
 /// Sends a few bytes, in one piece, with descriptors.
 pub fn send_descriptors(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -130,6 +182,17 @@ pub fn send_descriptors(socket: impl AsFd, bytes: &[u8], descriptors: &[Borrowed
     }
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
+}
+
+/// Receives what [`send_message`] has sent; `None` when the other side has closed.
+pub fn receive_message<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut body = vec![0; LONGEST_MESSAGE];
+    let mut descriptors = Vec::new();
+    let length = receive_some(&socket, &mut body, &mut descriptors)?;
+    if length == 0 {
+        return Ok(None);
+    }
+    Ok(Some((serde_json::from_slice(&body[..length])?, descriptors)))
 }
 
 /// Receives one frame; `None` when the other side has closed.
@@ -154,20 +217,30 @@ pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, 
 fn receive_exactly(socket: impl AsFd, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<bool> {
     let mut filled = 0;
     while filled < buffer.len() {
+        match receive_some(&socket, &mut buffer[filled..], descriptors)? {
+            0 => return Ok(false),
+            length => filled += length,
+        }
+    }
+    Ok(true)
+}
+
+/// Bytes that were there, with their descriptors; 0 when the other side has closed.
+fn receive_some(socket: impl AsFd, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    loop {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut parts = [IoSliceMut::new(&mut buffer[filled..])];
-        match rustix::net::recvmsg(&socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
-            Ok(received) if received.bytes == 0 => return Ok(false),
-            Ok(received) => filled += received.bytes,
+        let mut parts = [IoSliceMut::new(buffer)];
+        let length = match rustix::net::recvmsg(&socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => received.bytes,
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
-        }
+        };
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
                 descriptors.extend(received);
             }
         }
+        return Ok(length);
     }
-    Ok(true)
 }

@@ -2,49 +2,55 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::wire::Size;
+use super::{copy, lease};
 use crate::sandbox::Limits;
 
 /// A directory with `work` and `tmp` in it, removed when dropped.
 pub struct WorkDirectory {
     path: PathBuf,
+    /// What its tree took when it was copied.
+    tree: Size,
+    _lease: OwnedFd,
 }
 
-static NUMBER: AtomicU64 = AtomicU64::new(0);
-
 impl WorkDirectory {
-    /// Makes one that only `owner` (absent: the caller) may enter.
-    pub fn create(owner: Option<u32>) -> io::Result<WorkDirectory> {
-        let place = std::env::temp_dir();
-        let private = |path: &Path| fs::DirBuilder::new().mode(0o700).create(path);
-        let path = loop {
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let path = place.join(format!("learner-run-{}-{number}", std::process::id()));
-            match private(&path) {
-                Ok(()) => break path,
-                // Left behind by a process with our number that was killed.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
-            }
-        };
-        let directory = WorkDirectory { path };
+    /// Makes one whose contents belong to `owner` (absent: the caller), with a copy of `tree` to work in.
+    pub fn create(owner: Option<u32>, tree: Option<&Path>) -> Result<WorkDirectory, String> {
+        let failed = |error: io::Error| error.to_string();
+        // The directory stays ours: nobody else may rename what is in it, and a sweep knows it by its owner.
+        let make = |path: &Path| fs::DirBuilder::new().mode(0o711).create(path);
+        let (path, lease) = lease::create(&std::env::temp_dir(), make).map_err(failed)?;
+        let tree_size = tree.map(copy::size_of).transpose();
+        let directory = WorkDirectory { path, tree: tree_size.clone().ok().flatten().unwrap_or_default(), _lease: lease };
+        tree_size?;
         for name in ["work", "tmp"] {
-            private(&directory.path.join(name))?;
+            let place = directory.path.join(name);
+            fs::DirBuilder::new().mode(0o700).create(&place).map_err(failed)?;
             if owner.is_some() {
-                std::os::unix::fs::chown(directory.path.join(name), owner, owner)?;
+                std::os::unix::fs::chown(place, owner, owner).map_err(failed)?;
             }
         }
-        if owner.is_some() {
-            std::os::unix::fs::chown(&directory.path, owner, owner)?;
+        if let Some(tree) = tree {
+            copy::copy_tree(tree, &directory.path.join("work"), owner)?;
         }
         Ok(directory)
     }
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What it may grow to: its tree does not count against the limits.
+    pub fn room(&self, limits: &Limits) -> Size {
+        Size {
+            bytes: limits.workspace_bytes.saturating_add(self.tree.bytes),
+            entries: limits.workspace_entries().saturating_add(self.tree.entries),
+        }
     }
 }
 
@@ -55,8 +61,13 @@ impl Drop for WorkDirectory {
     }
 }
 
-/// Whether the tree holds more bytes or entries than a run may have. Looks at no more entries than that.
-pub fn exceeds(directory: &Path, limits: &Limits) -> bool {
+/// Removes the directories of a learner that was killed.
+pub fn sweep() {
+    lease::sweep(&std::env::temp_dir(), |path| drop(remove_tree(path)));
+}
+
+/// Whether the tree holds more bytes or entries than `most`. Looks at no more entries than that.
+pub fn exceeds(directory: &Path, most: Size) -> bool {
     let (mut bytes, mut entries) = (0u64, 0u64);
     let mut waiting = vec![directory.to_path_buf()];
     while let Some(next) = waiting.pop() {
@@ -65,7 +76,7 @@ pub fn exceeds(directory: &Path, limits: &Limits) -> bool {
             let Ok(found) = entry.metadata() else { continue };
             entries += 1;
             bytes += found.blocks() * 512;
-            if bytes > limits.workspace_bytes || entries > limits.workspace_entries() {
+            if bytes > most.bytes || entries > most.entries {
                 return true;
             }
             if found.is_dir() {
@@ -78,7 +89,7 @@ pub fn exceeds(directory: &Path, limits: &Limits) -> bool {
 
 /// Removes a tree of any depth with few open descriptors, through directories that forbid entry: every directory met is
 /// made enterable and moved up to the top before its contents are looked at, so that no path grows long.
-fn remove_tree(top: &Path) -> io::Result<()> {
+pub fn remove_tree(top: &Path) -> io::Result<()> {
     let mut moved = 0u64;
     loop {
         let mut directories = Vec::new();
@@ -113,7 +124,7 @@ mod tests {
 
     #[test]
     fn removes_deep_and_closed_trees() {
-        let directory = WorkDirectory::create(None).unwrap();
+        let directory = WorkDirectory::create(None, None).unwrap();
         let path = directory.path().to_path_buf();
         let mut deep = path.join("work");
         for _ in 0..1000 {
@@ -131,11 +142,11 @@ mod tests {
 
     #[test]
     fn size_is_watched() {
-        let directory = WorkDirectory::create(None).unwrap();
-        let limits = Limits { workspace_bytes: 1 << 20, ..Limits::default() };
+        let directory = WorkDirectory::create(None, None).unwrap();
+        let most = Size { bytes: 1 << 20, entries: 1024 };
         fs::write(directory.path().join("work/small"), vec![1; 1 << 19]).unwrap();
-        assert!(!exceeds(directory.path(), &limits));
+        assert!(!exceeds(directory.path(), most));
         fs::write(directory.path().join("work/large"), vec![1; 1 << 20]).unwrap();
-        assert!(exceeds(directory.path(), &limits));
+        assert!(exceeds(directory.path(), most));
     }
 }

@@ -1,51 +1,9 @@
-//! Places for runs: how many may go on at once, and which user id each has on the machine.
+//! User ids of the machine for runs.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-
-/// Counts places; a run holds one from admission to the end of its clean-up.
-pub struct Slots {
-    free: Mutex<Vec<u32>>,
-    returned: Condvar,
-}
-
-/// A place for one run. Returned when dropped.
-pub struct Slot<'a> {
-    slots: &'a Slots,
-    pub number: u32,
-}
-
-impl Slots {
-    pub fn new(count: u32) -> Slots {
-        Slots { free: Mutex::new((0..count).rev().collect()), returned: Condvar::new() }
-    }
-
-    /// Waits for a place.
-    pub fn take(&self) -> Slot<'_> {
-        let mut free = self.lock();
-        loop {
-            match free.pop() {
-                Some(number) => return Slot { slots: self, number },
-                None => free = self.returned.wait(free).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<u32>> {
-        // A list of numbers is whole at every moment, also when a thread that held it has panicked.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Slot<'_> {
-    fn drop(&mut self) {
-        self.slots.lock().push(self.number);
-        self.slots.returned.notify_one();
-    }
-}
 
 /// A block of user ids of the machine that no account and no other sandbox uses. When run by root each running program gets
 /// one for itself: the process limit counts per user id and does not bind root.
@@ -56,7 +14,7 @@ pub struct HostIds {
 }
 
 /// Ids in one block: more than any number of runs at once.
-pub const BLOCK: u32 = 1024;
+pub const BLOCK: u32 = 2048;
 /// The first block of a machine where all ids can be used.
 const BASE: u32 = 2_000_000;
 /// Blocks tried before giving up: sandboxes of other processes hold the ones before.
@@ -80,7 +38,7 @@ impl HostIds {
 }
 
 /// The first id of a block: from `BASE` up if those ids exist in this user namespace, else from the top of its largest
-/// extent down, below the 1,024 ids that "nobody" and its like live among.
+/// extent down, below the last ids that "nobody" and its like live among.
 fn block_start(uid_map: &str, block: u32) -> Option<u32> {
     let extents = uid_map.lines().filter_map(|line| {
         let mut numbers = line.split_ascii_whitespace().map(str::parse::<u64>);
@@ -106,10 +64,10 @@ mod tests {
     fn blocks_fit_the_user_namespace() {
         let whole = "         0          0 4294967295\n";
         assert_eq!(block_start(whole, 0), Some(2_000_000));
-        assert_eq!(block_start(whole, 2), Some(2_002_048));
+        assert_eq!(block_start(whole, 2), Some(2_004_096));
         let rootless = "0 1000 1\n1 100000 65536\n";
-        assert_eq!(block_start(rootless, 0), Some(65537 - 2048));
-        assert_eq!(block_start(rootless, 1), Some(65537 - 3072));
+        assert_eq!(block_start(rootless, 0), Some(65537 - 4096));
+        assert_eq!(block_start(rootless, 1), Some(65537 - 6144));
         assert_eq!(block_start("0 1000 1\n", 0), None);
     }
 
@@ -120,18 +78,5 @@ mod tests {
         }
         let (one, two) = (HostIds::lease().unwrap(), HostIds::lease().unwrap());
         assert_ne!(one.first, two.first);
-    }
-
-    #[test]
-    fn no_more_places_than_there_are() {
-        let slots = Slots::new(2);
-        let (first, second) = (slots.take(), slots.take());
-        assert_ne!(first.number, second.number);
-        let number = first.number;
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| slots.take().number);
-            drop(first);
-            assert_eq!(waiting.join().unwrap(), number);
-        });
     }
 }

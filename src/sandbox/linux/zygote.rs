@@ -1,0 +1,346 @@
+//! The zygote: a single-threaded process of ours that forks the keeper of every run.
+//!
+//! ```text
+//! supervisor (threads of learner)
+//!   └ helper            this program again; maps ids, waits            tier A only
+//!       └ zygote        own mounts and processes, the prepared root    tier B: the helper itself
+//!           ├ keeper    one for each run, see `keeper`
+//!           └ ...
+//! ```
+//! Starting a program of our size and putting a root together from bind mounts costs more than everything else that a run
+//! needs. So both are done once: keepers are forks of a small process, and their mounts are a copy of its few. If the zygote
+//! dies, every run dies with it; if learner dies, the zygote sees its socket close.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountAttrFlags, OpenTreeFlags};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+use rustix::thread::LinkNameSpaceType;
+
+use super::keeper::{self, report_failure};
+use super::root::{self, INSIDE_ID};
+use super::wire::{self, Order, Plan, Report, Role, SetUpError, Step, Tree};
+use crate::sandbox::Tier;
+
+/// Exit code of a zygote that found no fresh /proc to be had for a PID namespace of its own.
+const NO_FRESH_PROC: i32 = 3;
+
+/// Entry of the helper process; its standard input is the socket of plan and orders.
+pub fn helper_main() -> ExitCode {
+    let Ok(orders) = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 100) else { return ExitCode::from(2) };
+    close_on_execution();
+    // Number 3 is the program's place for evidence: occupied until then, so that no descriptor of ours comes to lie there.
+    let Ok(_place) = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
+        return ExitCode::from(2);
+    };
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    let Ok(Some((plan, _))) = wire::receive_message::<Plan>(&orders) else { return ExitCode::from(2) };
+    let outcome = match plan.tier {
+        Tier::A => in_namespaces(&plan, &orders),
+        Tier::B => Zygote { tier: Tier::B, orders: &orders, host_mounts: None, own_proc: false, id_maps: HashMap::new() }.serve(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            refuse(&orders, &error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says why there can be no zygote.
+fn refuse(orders: &OwnedFd, error: &SetUpError) {
+    // If the supervisor is gone there is nobody left to tell.
+    let _ = wire::send_message(orders, &error.report(), &[]);
+}
+
+/// Whatever descriptors the helper was born with end with it: no program of ours or of others gets to see them.
+fn close_on_execution() {
+    const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4;
+    // SAFETY: takes numbers only. Before Linux 5.11 it fails, and descriptors that learner itself was given without the
+    // close-on-exec flag stay open.
+    unsafe { libc::syscall(libc::SYS_close_range, 3 as libc::c_uint, libc::c_uint::MAX, CLOSE_RANGE_CLOEXEC) };
+}
+
+/// Tier A: the zygote in mount, UTS and PID namespaces of its own, and for an ordinary user in a user namespace. Where the
+/// machine's /proc is partly hidden the kernel refuses a fresh one, which a PID namespace needs; then it goes without.
+fn in_namespaces(plan: &Plan, orders: &OwnedFd) -> Result<(), SetUpError> {
+    let user = rustix::process::geteuid();
+    let base = libc::CLONE_NEWNS | libc::CLONE_NEWUTS | if user.is_root() { 0 } else { libc::CLONE_NEWUSER };
+    for own_proc in [true, false] {
+        let flags = if own_proc { base | libc::CLONE_NEWPID } else { base };
+        let (ready, announce) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step("pipe")?;
+        let zygote = match clone(flags).step("create user, mount, PID and UTS namespaces (clone)")? {
+            None => {
+                drop(announce);
+                std::process::exit(be_zygote(plan, orders, &ready, own_proc))
+            }
+            Some(zygote) => zygote,
+        };
+        if !user.is_root() {
+            let group = rustix::process::getegid();
+            map_ids(zygote, &MapOf { inside: 0, user: user.as_raw(), group: group.as_raw(), count: 1, deny_groups: true })?;
+        }
+        // A zygote that has gone is waited for in any case.
+        let _ = rustix::io::write(&announce, b"m");
+        let status = wait_for(zygote).step("wait for the zygote")?;
+        if status.exit_status() != Some(NO_FRESH_PROC) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The zygote of tier A, from its first moment to its end.
+fn be_zygote(plan: &Plan, orders: &OwnedFd, ready: &OwnedFd, own_proc: bool) -> i32 {
+    let prepare = || {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step("set parent death signal")?;
+        if !told_to_go_on(ready) {
+            return Ok(None);
+        }
+        set_host_name("sandbox").step("set host name")?;
+        // Trees of runs are found in the machine's own view of files, which the root hides.
+        let host_mounts = rustix::fs::open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .step("open /proc/self/ns/mnt")?;
+        unshare(libc::CLONE_NEWNS).step("create a mount namespace (unshare)")?;
+        plan.root.build(own_proc).map(|own_proc| Some((host_mounts, own_proc)))
+    };
+    let (host_mounts, mounted) = match prepare() {
+        Ok(Some(prepared)) => prepared,
+        Ok(None) => return 0, // the helper failed and has said why
+        Err(error) => {
+            refuse(orders, &error);
+            return 1;
+        }
+    };
+    if own_proc && !mounted {
+        return NO_FRESH_PROC;
+    }
+    let zygote = Zygote { tier: Tier::A, orders, host_mounts: Some(host_mounts), own_proc: mounted, id_maps: HashMap::new() };
+    match zygote.serve() {
+        Ok(()) => 0,
+        Err(error) => {
+            refuse(orders, &error);
+            1
+        }
+    }
+}
+
+struct Zygote<'a> {
+    tier: Tier,
+    orders: &'a OwnedFd,
+    /// Tier A: the mount namespace in which trees are found.
+    host_mounts: Option<OwnedFd>,
+    /// Fresh instances of /proc can be had.
+    own_proc: bool,
+    /// User namespaces that hold no process, only a map from a tree's owner to a run's id, by user, group and that id.
+    id_maps: HashMap<(u32, u32, u32), OwnedFd>,
+}
+
+impl Zygote<'_> {
+    /// Forks as ordered until learner closes the socket.
+    fn serve(mut self) -> Result<(), SetUpError> {
+        ignore_children(true);
+        wire::send_message(self.orders, &Report::Ready, &[]).step("report")?;
+        while let Some((order, descriptors)) = wire::receive_message::<Order>(self.orders).step("receive an order")? {
+            let Some(control) = descriptors.into_iter().next() else { continue };
+            if let Err(error) = self.fork(&order, &control) {
+                report_failure(&control, &error);
+            }
+        }
+        Ok(())
+    }
+
+    fn fork(&mut self, order: &Order, control: &OwnedFd) -> Result<(), SetUpError> {
+        match self.tier {
+            Tier::B => {
+                if clone(0).step("fork")?.is_none() {
+                    self.become_keeper(order, control, |order, control| {
+                        keeper::in_this_process(order.role, order.host_id, control)
+                    });
+                }
+            }
+            Tier::A => {
+                let tree = order.tree.as_ref().map(|tree| self.lower(tree, order.host_id));
+                let (ready, announce) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step("pipe")?;
+                let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWPID;
+                match clone(flags).step("create user and PID namespaces (clone)")? {
+                    None => {
+                        drop(announce);
+                        let own_proc = self.own_proc;
+                        self.become_keeper(order, control, |order, control| {
+                            if told_to_go_on(&ready) { keeper::in_namespaces(order, control, tree, own_proc) } else { Ok(()) }
+                        });
+                    }
+                    Some(keeper) => {
+                        map_ids(keeper, &MapOf::keeper(order))?; // if this fails the keeper sees the pipe close and ends
+                        let _ = rustix::io::write(&announce, b"m");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// In the fork. Never returns, and leaves nothing of the zygote's open.
+    fn become_keeper(
+        &mut self,
+        order: &Order,
+        control: &OwnedFd,
+        keep: impl FnOnce(&Order, &OwnedFd) -> Result<(), SetUpError>,
+    ) -> ! {
+        ignore_children(false);
+        self.host_mounts = None;
+        self.id_maps.clear();
+        let code = match keep(order, control) {
+            Ok(()) => 0,
+            Err(error) => {
+                report_failure(control, &error);
+                1
+            }
+        };
+        std::process::exit(code)
+    }
+
+    /// A tree as a mount that is attached nowhere, in which the tree's owner is the run's own id.
+    fn lower(&mut self, tree: &Tree, host_id: Option<u32>) -> Result<OwnedFd, SetUpError> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let found = self.in_host_mounts(|| Ok(rustix::mount::open_tree(rustix::fs::CWD, &tree.path, flags)?))?;
+        let mount = found.step(format!("open the tree {} (open_tree)", tree.path.display()))?;
+        let mut attributes =
+            MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+        let ids = match host_id {
+            Some(id) => {
+                attributes |= MountAttrFlags::MOUNT_ATTR_IDMAP;
+                Some(self.id_map(tree, id)?)
+            }
+            None => None,
+        };
+        root::restrict_mount(&mount, "", root::EMPTY_PATH, attributes, ids)
+            .step(format!("give the run its ids in the tree {} (mount_setattr, id-mapped mount)", tree.path.display()))?;
+        Ok(mount)
+    }
+
+    /// Runs `look` where the machine's files are seen. An error is of the way there or back, and ends the zygote's usefulness.
+    fn in_host_mounts<T>(&self, look: impl FnOnce() -> io::Result<T>) -> Result<io::Result<T>, SetUpError> {
+        let Some(host_mounts) = &self.host_mounts else { return Ok(look()) };
+        let own = rustix::fs::open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .step("open /proc/self/ns/mnt")?;
+        let enter = |mounts: &OwnedFd| rustix::thread::move_into_link_name_space(mounts.as_fd(), Some(LinkNameSpaceType::Mount));
+        enter(host_mounts).step("enter the machine's mounts (setns)")?;
+        let found = look();
+        if enter(&own).is_err() {
+            std::process::exit(1); // a keeper forked from here would see the machine's files
+        }
+        Ok(found)
+    }
+
+    fn id_map(&mut self, tree: &Tree, id: u32) -> Result<&OwnedFd, SetUpError> {
+        use std::collections::hash_map::Entry;
+        match self.id_maps.entry((tree.user, tree.group, id)) {
+            Entry::Occupied(present) => Ok(present.into_mut()),
+            Entry::Vacant(place) => Ok(place.insert(make_id_map(tree, id)?)),
+        }
+    }
+}
+
+/// A user namespace in which the owner of a tree is `id`. It lives as long as its descriptor.
+fn make_id_map(tree: &Tree, id: u32) -> Result<OwnedFd, SetUpError> {
+    let Some(holder) = clone(libc::CLONE_NEWUSER).step("create a user namespace (clone)")? else {
+        loop {
+            // SAFETY: takes nothing; the holder sleeps until it is killed.
+            unsafe { libc::pause() };
+        }
+    };
+    let made = || {
+        let file = |name: &str| format!("/proc/{}/{name}", holder.as_raw_nonzero());
+        for (name, owner) in [("uid_map", tree.user), ("gid_map", tree.group)] {
+            std::fs::write(file(name), format!("{owner} {id} 1\n")).step(format!("write {name} of a tree"))?;
+        }
+        rustix::fs::open(file("ns/user"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open a user namespace")
+    };
+    let made = made();
+    // It is our own child, which nobody has waited for: the number is still its.
+    let _ = rustix::process::kill_process(holder, Signal::KILL);
+    made
+}
+
+/// Which ids of the machine a new user namespace has.
+struct MapOf {
+    inside: u32,
+    user: u32,
+    group: u32,
+    count: u32,
+    /// Without rights over the outer namespace, groups can be mapped only by giving up to change them.
+    deny_groups: bool,
+}
+
+impl MapOf {
+    /// A run has one id; the warm interpreter has ids for all its runs. An ordinary user's zygote has one, which it sees as 0.
+    fn keeper(order: &Order) -> MapOf {
+        let inside = if order.role == Role::Serve { 0 } else { INSIDE_ID };
+        let outside = order.host_id.unwrap_or(0);
+        MapOf { inside, user: outside, group: outside, count: order.host_ids, deny_groups: order.host_id.is_none() }
+    }
+}
+
+/// Writes what the ids of a process's user namespace are outside of it.
+fn map_ids(process: Pid, map: &MapOf) -> Result<(), SetUpError> {
+    let process = process.as_raw_nonzero();
+    let write = |file: &str, text: String| {
+        std::fs::write(format!("/proc/{process}/{file}"), &text).step(format!("write {file} ({})", text.trim_end()))
+    };
+    if map.deny_groups {
+        write("setgroups", "deny".to_string())?;
+    }
+    write("uid_map", format!("{} {} {}\n", map.inside, map.user, map.count))?;
+    write("gid_map", format!("{} {} {}\n", map.inside, map.group, map.count))
+}
+
+/// Like fork, but the child is in new namespaces. `None` in the child.
+pub fn clone(namespaces: i32) -> io::Result<Option<Pid>> {
+    let flags = libc::c_long::from(namespaces | libc::SIGCHLD);
+    // SAFETY: without CLONE_VM and with no new stack this is fork; the process has a single thread, so the child's copy of
+    // memory (locks, allocator) is consistent. The last two arguments change places between architectures, and both are 0.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Pid::from_raw(pid as i32))
+}
+
+pub fn unshare(namespaces: i32) -> io::Result<()> {
+    // SAFETY: takes flags only; the process has a single thread.
+    if unsafe { libc::unshare(namespaces) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether ended children vanish by themselves or wait to be reaped.
+pub fn ignore_children(ignore: bool) {
+    // SAFETY: sets no handler, only one of the two dispositions that need none; neither can be refused for this signal.
+    unsafe { libc::signal(libc::SIGCHLD, if ignore { libc::SIG_IGN } else { libc::SIG_DFL }) };
+}
+
+/// Waits for the word that the id maps are written. False if it will not come.
+fn told_to_go_on(ready: &OwnedFd) -> bool {
+    matches!(rustix::io::retry_on_intr(|| rustix::io::read(ready, &mut [0u8; 1][..])), Ok(1))
+}
+
+fn set_host_name(name: &str) -> io::Result<()> {
+    // SAFETY: the kernel reads `len` bytes of a string that is alive here.
+    let result = unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn wait_for(child: Pid) -> io::Result<WaitStatus> {
+    loop {
+        match rustix::process::waitpid(Some(child), WaitOptions::empty()) {
+            Ok(Some((_, status))) => return Ok(status),
+            Ok(None) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
