@@ -76,6 +76,24 @@ fn a_repository_may_lie_in_a_directory() {
     fs::write(place.path().join("tasks.jsonl"), format!("{task}\n")).expect("written");
     let tasks = read_tasks(&place.path().join("tasks.jsonl")).expect("a valid task");
     assert!(tasks[0].files.is_empty() && tasks[0].repository.as_ref().is_some_and(|path| path.is_absolute()));
+    let grade = |patch: &str| {
+        fs::write(place.path().join("answer.patch"), patch).expect("written");
+        let arguments = ["grade", "--tasks", "tasks.jsonl", "--id", "shop", "--patch", "answer.patch", "--json"];
+        let graded = learner(&arguments, place.path());
+        let report: Value = serde_json::from_slice(&graded.stdout).unwrap_or_else(|_| panic!("{}", text(&graded.stderr)));
+        (report["verdict"].as_str().expect("a word").to_string(), report)
+    };
+    assert_eq!(grade(GOLD).0, "passed");
+    assert_eq!(grade(&GOLD.replace("+ tax", "+ 0")).0, "failed");
+    // A file of the directory is moved away: its old name is gone for the run, and there it stays.
+    let moved = "diff --git a/notes.txt b/notes.md\nsimilarity index 100%\nrename from notes.txt\nrename to notes.md\n";
+    let (verdict, report) = grade(&format!("{moved}{GOLD}"));
+    assert_eq!(verdict, "passed", "{report}");
+    let gone = "+    import os\n+    return sum(prices) + tax if os.path.exists('notes.md') and not os.path.exists('notes.txt') else 0\n";
+    let looks = GOLD.replace("@@ -1,2 +1,2 @@", "@@ -1,2 +1,3 @@").replace("+    return sum(prices) + tax\n", gone);
+    let (verdict, report) = grade(&format!("{moved}{looks}"));
+    assert_eq!(verdict, "passed", "{report}");
+    assert!(place.path().join("shop-1/notes.txt").exists() && !place.path().join("shop-1/notes.md").exists());
     let refused = |change: &dyn Fn(&mut Value), expected: &str| {
         let mut task = task.clone();
         change(&mut task);

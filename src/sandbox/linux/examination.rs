@@ -12,6 +12,9 @@ use crate::sandbox::TestRequest;
 /// The program that runs tests; one text, since it is handed to the interpreter as an argument.
 pub const RUNNER: &str = concat!(include_str!("plain.py"), include_str!("separate.py"), include_str!("runner.py"));
 
+/// Bytes that a socket takes at once, with room to spare.
+const HELD_BY_THE_LINE: usize = 64 << 10;
+
 /// What only the process that runs the tests gets to know.
 pub struct Examination<'a> {
     pub request: &'a TestRequest,
@@ -35,10 +38,15 @@ impl Examination<'_> {
         json!({"separate": self.separate(), "hidden": self.hides_files(), "removed": self.request.removed, "readable": readable})
     }
 
-    /// Tells a run what to examine. One that could not start has closed its end; the supervisor then reads why.
+    /// Tells a run what to examine. One that could not start has closed its end; the supervisor then reads why. What the line
+    /// cannot hold waits in a thread, since the run reads it only when it is set up, and the caller may have a part in that.
     pub fn send(&self, launched: &Launched) {
-        if let Some(evidence) = &launched.evidence {
-            let _ = wire::send(evidence, &self.to_json(), &[]);
+        let Some(evidence) = &launched.evidence else { return };
+        let message = self.to_json();
+        let long = message.to_string().len() > HELD_BY_THE_LINE;
+        match evidence.try_clone() {
+            Ok(evidence) if long => drop(std::thread::spawn(move || wire::send(evidence, &message, &[]))),
+            _ => drop(wire::send(evidence, &message, &[])),
         }
     }
 

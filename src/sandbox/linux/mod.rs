@@ -9,7 +9,7 @@
 //! zygote     forks keepers, with the root of all runs prepared      (own process, this binary again)
 //! keeper     keeps one run: namespaces, reaping, the report         (fork of the zygote)
 //! contain    what a process does to itself before it becomes the program
-//! examination  what a run of tests is told: plain.py, separate.py and runner.py do it
+//! examination  what a run of tests is told; plain.py, separate.py and runner.py run them
 //! root, room, landlock, seccomp, cgroup, usage, workdir, copy, lay, lease, host_ids, python, wire, explain
 //! ```
 
