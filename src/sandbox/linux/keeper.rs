@@ -109,6 +109,7 @@ pub fn in_namespaces(
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step("set parent death signal")?;
     zygote::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWNET)
         .step("create mount, IPC and network namespaces (unshare)")?;
+    contain::bring_up_loopback().step("bring up the loopback interface")?;
     let place = Place { tier: Tier::A, host_id: order.host_id, own_proc };
     if order.role == Role::Serve {
         mount_proc(place)?;

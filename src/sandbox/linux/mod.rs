@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use launch::{Command, Launcher, Start};
-use pool::{Number, Numbers, Pool};
+use pool::{Number, Numbers, Place, Pool};
 use python::Python;
 pub use session::Session;
 pub use usage::kill_descendants;
@@ -65,6 +65,8 @@ const ENVIRONMENT: [(&str, &str); 7] = [
 
 /// Runs at once, at most.
 const MOST_PARALLEL: usize = 1000;
+/// Set-ups at once: they wait for each other in the kernel rather than for the processor.
+const STARTS_PER_CORE: usize = 4;
 /// Runs and sessions at once, at most: one user id each.
 const MOST_NUMBERS: u32 = host_ids::BLOCK - 1;
 
@@ -73,6 +75,8 @@ pub struct Engine {
     tier: Tier,
     warm: bool,
     pool: Pool,
+    /// Set-ups at once, few: a crowd that starts together is started in turns, and no set-up waits for its time to run out.
+    starts: Pool,
     numbers: Arc<Numbers>,
     parallel: usize,
     launcher: Launcher,
@@ -96,6 +100,7 @@ impl Engine {
             parallel,
             warm: settings.warm_interpreter,
             pool: Pool::new(parallel, room::memory_for_runs(settings)?),
+            starts: Pool::new(cores * STARTS_PER_CORE, u64::MAX),
             numbers: Numbers::new(MOST_NUMBERS),
             launcher,
             python: Err(SandboxError::Python("not looked for".to_string())),
@@ -127,7 +132,7 @@ impl Engine {
             ("files", "own read-only root, one size-capped tmpfs", &landlock),
             ("processes", "own PID namespace; ends with its process 1", "child subreaper, swept until none is left"),
             ("signals", "own PID namespace", signals),
-            ("network", "own network namespace without an interface", "no sockets (seccomp)"),
+            ("network", "own network namespace with nothing but loopback", "no sockets (seccomp)"),
             ("system calls", "seccomp deny list, no new privileges, no capabilities", "seccomp deny list, no new privileges"),
         ];
         let how = |row: &(&str, &str, &str)| if self.tier == Tier::A { row.1.to_string() } else { row.2.to_string() };
@@ -147,7 +152,7 @@ impl Engine {
         }
         let broken = |reason| RunResult::infrastructure(self.tier, reason);
         let queued = Instant::now();
-        let (_place, number) = match self.admit(limits) {
+        let (_place, starting, number) = match self.admit(limits) {
             Ok(admitted) => admitted,
             Err(reason) => return broken(reason),
         };
@@ -157,15 +162,17 @@ impl Engine {
         let start = Start { tier: self.tier, since, number: number.value, limits, files, tree };
         let command = Command { argv: &request.argv, environment: &request.environment, stdin: None, evidence: false };
         match self.launcher.cold(&start, command) {
-            Ok((launched, _directory)) => RunResult { queue_seconds, ..supervise::supervise(launched, limits, self.tier).0 },
+            Ok((launched, _directory)) => {
+                RunResult { queue_seconds, ..supervise::supervise(launched, limits, self.tier, Some(starting)).0 }
+            }
             Err(reason) => broken(reason),
         }
     }
 
-    /// Waits for a place.
-    fn admit(&self, limits: &Limits) -> Result<(pool::Place<'_>, Number), String> {
+    /// Waits for a place and then for the right to set up.
+    fn admit(&self, limits: &Limits) -> Result<(Place<'_>, Place<'_>, Number), String> {
         let place = self.pool.enter(limits.memory_bytes)?;
-        Ok((place, self.number()?))
+        Ok((place, self.starts.enter(0)?, self.number()?))
     }
 
     pub fn run_python_tests(&self, request: &TestRequest) -> TestRun {
@@ -185,7 +192,7 @@ impl Engine {
             return failed(reason);
         }
         let queued = Instant::now();
-        let (_place, number) = match self.admit(limits) {
+        let (_place, starting, number) = match self.admit(limits) {
             Ok(admitted) => admitted,
             Err(reason) => return failed(reason),
         };
@@ -201,7 +208,7 @@ impl Engine {
         };
         match launched {
             Ok((launched, _directory)) => {
-                let (result, evidence) = supervise::supervise(launched, limits, self.tier);
+                let (result, evidence) = supervise::supervise(launched, limits, self.tier, Some(starting));
                 let outcomes = read_evidence(&evidence, &nonce, &request.tests);
                 TestRun { result: RunResult { queue_seconds, ..result }, outcomes, started_warm: warm }
             }
@@ -275,7 +282,7 @@ fn probe(tier: Tier, launcher: &Launcher) -> Result<(), String> {
     let environment = BTreeMap::new();
     let command = Command { argv: &argv, environment: &environment, stdin: None, evidence: false };
     let (launched, _directory) = launcher.cold(&start, command)?;
-    let (result, _) = supervise::supervise(launched, &limits, tier);
+    let (result, _) = supervise::supervise(launched, &limits, tier, None);
     if result.succeeded() && result.stdout == b"ready\n" { Ok(()) } else { Err(why(&result)) }
 }
 

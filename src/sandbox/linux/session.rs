@@ -15,12 +15,12 @@ pub struct Session {
     engine: Arc<Engine>,
     limits: Limits,
     tree: Option<Snapshot>,
-    place: Place,
+    files: Files,
     number: Number,
 }
 
 /// Where the tree is.
-enum Place {
+enum Files {
     /// Tier A: with the session's keeper, which ends when its socket closes.
     Kept { control: OwnedFd, changes: OwnedFd, source: TreeSource },
     /// Tier B: on the machine.
@@ -34,6 +34,7 @@ impl Engine {
         check(&request.files, &limits).map_err(SandboxError::Broken)?;
         let number = engine.number().map_err(SandboxError::Broken)?;
         let tree = request.tree.clone();
+        let starting = engine.starts.enter(0).map_err(SandboxError::Broken)?;
         let start = Start {
             tier: engine.tier,
             since: Instant::now(),
@@ -42,17 +43,18 @@ impl Engine {
             files: &request.files,
             tree: tree.as_ref(),
         };
-        let place = match engine.tier {
+        let files = match engine.tier {
             Tier::A => {
                 let (control, changes, source) = engine.launcher.session(&start).map_err(SandboxError::Broken)?;
-                Place::Kept { control, changes, source }
+                Files::Kept { control, changes, source }
             }
             Tier::B => {
                 let directory = engine.launcher.directory(&start).map_err(SandboxError::Broken)?;
-                Place::Directory(directory.ok_or_else(|| SandboxError::Broken("no directory for a session".to_string()))?)
+                Files::Directory(directory.ok_or_else(|| SandboxError::Broken("no directory for a session".to_string()))?)
             }
         };
-        let mut session = Session { engine: Arc::clone(engine), limits, tree, place, number };
+        drop(starting);
+        let mut session = Session { engine: Arc::clone(engine), limits, tree, files, number };
         if engine.tier == Tier::B && !request.files.is_empty() {
             session.lay(&request.files)?;
         }
@@ -76,8 +78,9 @@ impl Session {
             return broken(reason);
         }
         let queued = Instant::now();
-        let _place = match self.engine.pool.enter(limits.memory_bytes) {
-            Ok(place) => place,
+        let admitted = self.engine.pool.enter(limits.memory_bytes).and_then(|place| Ok((place, self.engine.starts.enter(0)?)));
+        let (_place, starting) = match admitted {
+            Ok(admitted) => admitted,
             Err(reason) => return broken(reason),
         };
         let queue_seconds = queued.elapsed().as_secs_f64();
@@ -90,27 +93,29 @@ impl Session {
             tree: self.tree.as_ref(),
         };
         let command = Command { argv: &request.argv, environment: &request.environment, stdin: None, evidence: false };
-        let launched = match &self.place {
-            Place::Kept { control, source, .. } => {
+        let launched = match &self.files {
+            Files::Kept { control, source, .. } => {
                 self.engine.launcher.in_session(&start, command, control).map(|mut launched| {
                     launched.tree_source = *source;
                     launched
                 })
             }
-            Place::Directory(directory) => self.engine.launcher.cold_in(&start, command, Some(directory)),
+            Files::Directory(directory) => self.engine.launcher.cold_in(&start, command, Some(directory)),
         };
         match launched {
-            Ok(launched) => RunResult { queue_seconds, ..supervise::supervise(launched, &limits, self.engine.tier).0 },
+            Ok(launched) => {
+                RunResult { queue_seconds, ..supervise::supervise(launched, &limits, self.engine.tier, Some(starting)).0 }
+            }
             Err(reason) => broken(reason),
         }
     }
 
     pub fn read_changes(&mut self, max_bytes: u64) -> Result<Vec<Change>, String> {
         let tree = self.tree.as_ref().map(Snapshot::path);
-        match &self.place {
-            Place::Kept { changes, source: TreeSource::Overlay, .. } => changes::of_overlay(changes, tree, max_bytes),
-            Place::Kept { changes, .. } => changes::of_copy(changes, tree, max_bytes),
-            Place::Directory(directory) => {
+        match &self.files {
+            Files::Kept { changes, source: TreeSource::Overlay, .. } => changes::of_overlay(changes, tree, max_bytes),
+            Files::Kept { changes, .. } => changes::of_copy(changes, tree, max_bytes),
+            Files::Directory(directory) => {
                 let work = changes::open_directory(&directory.path().join("work"))?;
                 changes::of_copy(&work, tree, max_bytes)
             }

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -9,6 +10,7 @@ use rustix::net::{SendFlags, Shutdown};
 use rustix::process::Signal;
 
 use super::cgroup::Leaf;
+use super::pool::Place;
 use super::usage::{self, Most, Processes, Usage};
 use super::wire::{self, Report, Size};
 use super::{copy, explain, workdir};
@@ -36,8 +38,8 @@ pub struct Launched {
 
 /// Evidence is a short line per test; more is not evidence.
 const EVIDENCE_BYTES: u64 = 1 << 20;
-/// For everything before the program starts.
-const SET_UP: Duration = Duration::from_secs(20);
+/// For everything before the program starts, on a machine that is busy with others.
+const SET_UP: Duration = Duration::from_secs(60);
 /// Between asking the keeper to end the run and doing so ourselves, and again before giving up.
 const GRACE: Duration = Duration::from_secs(3);
 /// How often we end what a keeper without a namespace has not ended, before giving up: on a crowded machine a sweep takes long.
@@ -46,16 +48,26 @@ const SWEEPS: u32 = 20;
 const FIRST_SAMPLES: Duration = Duration::from_millis(8);
 const DENSE: Duration = Duration::from_millis(250);
 const SAMPLES: Duration = Duration::from_millis(20);
-/// Walking a directory costs more than reading /proc.
+/// Walking a directory costs more than reading /proc; so does looking where the kernel keeps the limits of memory and processes.
 const DIRECTORY_SAMPLES: Duration = Duration::from_millis(100);
+/// Runs that may be looked at so often. Beyond, each is looked at less often, or a crowd would be kept from running by our looks.
+const CROWD: u32 = 16;
 
-/// Watches to the end. The evidence comes back with the result.
-pub fn supervise(launched: Launched, limits: &Limits, tier: Tier) -> (RunResult, Vec<u8>) {
-    Run::new(launched, limits, tier).watch()
+/// Runs that are being watched in this process.
+static WATCHED: AtomicU32 = AtomicU32::new(0);
+
+/// Watches to the end. The evidence comes back with the result. `starting`, the right to set up, is given back when the program
+/// has started.
+pub fn supervise(launched: Launched, limits: &Limits, tier: Tier, starting: Option<Place<'_>>) -> (RunResult, Vec<u8>) {
+    WATCHED.fetch_add(1, Ordering::Relaxed);
+    let ended = Run::new(launched, limits, tier, starting).watch();
+    WATCHED.fetch_sub(1, Ordering::Relaxed);
+    ended
 }
 
 struct Run<'a> {
     limits: &'a Limits,
+    starting: Option<Place<'a>>,
     tier: Tier,
     control: OwnedFd,
     directory: Option<(PathBuf, Size)>,
@@ -96,11 +108,12 @@ enum End {
 }
 
 impl<'a> Run<'a> {
-    fn new(launched: Launched, limits: &'a Limits, tier: Tier) -> Run<'a> {
+    fn new(launched: Launched, limits: &'a Limits, tier: Tier, starting: Option<Place<'a>>) -> Run<'a> {
         let now = Instant::now();
         let stream = |pipe, capacity| Stream { pipe, kept: HeadAndTail::new(capacity) };
         Run {
             limits,
+            starting,
             tier,
             control: launched.control,
             directory: launched.directory,
@@ -239,6 +252,7 @@ impl<'a> Run<'a> {
 
     fn begin(&mut self, own_proc: bool, descriptors: Vec<OwnedFd>) {
         self.own_proc = own_proc;
+        self.starting = None;
         let now = Instant::now();
         self.started = Some(now);
         self.next_sample = now + FIRST_SAMPLES;
@@ -287,10 +301,20 @@ impl<'a> Run<'a> {
     fn check_usage(&mut self) {
         let now = Instant::now();
         let Some(started) = self.started.filter(|_| self.end.is_none() && now >= self.next_sample) else { return };
-        self.next_sample = now + if now < started + DENSE { FIRST_SAMPLES } else { SAMPLES };
+        let exact = self
+            .cgroup
+            .as_ref()
+            .is_some_and(|group| group.memory() != Accounting::Sampled && group.processes() != Accounting::Sampled);
+        let usual = match now < started + DENSE {
+            _ if exact => DIRECTORY_SAMPLES,
+            true => FIRST_SAMPLES,
+            false => SAMPLES,
+        };
+        self.next_sample = now + usual * (WATCHED.load(Ordering::Relaxed) / CROWD).max(1);
+        // A control group that has memory counts it itself, and all of it.
+        let counted = self.cgroup.as_ref().is_some_and(|group| group.memory() != Accounting::Sampled);
         if let Some(processes) = &self.processes {
-            // A control group counts memory itself.
-            let bytes = if self.cgroup.is_some() { u64::MAX } else { self.limits.memory_bytes };
+            let bytes = if counted { u64::MAX } else { self.limits.memory_bytes };
             let usage = processes.usage(Most { tasks: self.limits.processes, bytes });
             self.peak.tasks = self.peak.tasks.max(usage.tasks);
             self.peak.bytes = self.peak.bytes.max(usage.bytes);
@@ -299,14 +323,12 @@ impl<'a> Run<'a> {
         if self.peak.tasks > self.limits.processes {
             self.stop(RunVerdict::ProcessLimit);
         }
-        match &mut self.cgroup {
-            Some(group) => {
-                let (memory, processes) = group.refused();
-                self.hit.memory |= memory;
-                self.hit.processes |= processes;
-            }
-            None => self.hit.memory |= self.peak.bytes > self.limits.memory_bytes,
+        if let Some(group) = &mut self.cgroup {
+            let (memory, processes) = group.refused();
+            self.hit.memory |= memory;
+            self.hit.processes |= processes;
         }
+        self.hit.memory |= !counted && self.peak.bytes > self.limits.memory_bytes;
         if self.hit.memory {
             self.stop(RunVerdict::MemoryLimit);
         }
@@ -494,7 +516,7 @@ mod tests {
                 std::thread::sleep(patience);
                 drop(theirs);
             });
-            supervise(launched, limits, Tier::B).0.verdict
+            supervise(launched, limits, Tier::B, None).0.verdict
         })
     }
 
