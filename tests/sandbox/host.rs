@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::path::Path;
 use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 use learner::sandbox::Sandbox;
 
@@ -25,6 +26,8 @@ pub struct Host {
     /// System V objects of the user ids of the sandbox.
     objects: BTreeSet<String>,
 }
+
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Looks at the machine on behalf of one sandbox.
 pub struct Watch {
@@ -52,8 +55,20 @@ impl Watch {
         Watch { ids, before }
     }
 
-    /// What differs from the look at the beginning; empty if nothing does.
+    /// What differs from the look at the beginning; empty if nothing does. The processes of ours that kept a run end by
+    /// themselves right after it, so what differs is looked at again until it does not, or for too long.
     pub fn changes(&self) -> Vec<String> {
+        let begin = Instant::now();
+        loop {
+            let changes = self.changes_now();
+            if changes.is_empty() || begin.elapsed() > PATIENCE {
+                return changes;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn changes_now(&self) -> Vec<String> {
         let now = look(&self.ids);
         let mut changes = Vec::new();
         let mut compare = |what: &str, before: String, after: String| {

@@ -84,11 +84,16 @@ fn kill(tier: Tier) {
         took.as_secs_f64(),
         PROMISED.as_secs()
     );
-    // The keepers became children of this process. They end right after what they kept.
-    while rustix::process::wait(rustix::process::WaitOptions::empty()).is_ok() {}
     drop(lines);
+    reap_orphans();
     // The next start sweeps what no process was left to remove.
     drop(sandbox_for(tier, 1));
+    reap_orphans();
     let left = watch.changes();
     assert!(left.is_empty(), "tier {tier}: {}", left.join("\n"));
+}
+
+/// What kept the runs became children of this process. They end right after what they kept.
+fn reap_orphans() {
+    while rustix::process::wait(rustix::process::WaitOptions::empty()).is_ok() {}
 }

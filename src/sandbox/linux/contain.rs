@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, Signal};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 
@@ -80,6 +81,20 @@ fn contain(
     let mut handles = vec![keeper.as_fd()];
     handles.extend(proc.map(AsFd::as_fd));
     wire::send(control, &Report::Started { own_proc: proc.is_some(), cpu_seconds: 0.0 }, &handles).step("report the start")
+}
+
+/// Brings up the loopback interface of a fresh network namespace, for servers that a program starts for itself.
+pub fn bring_up_loopback() -> io::Result<()> {
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // SAFETY: ifreq is plain numbers and characters, for which zero is a value.
+    let mut interface: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (place, &letter) in interface.ifr_name.iter_mut().zip(b"lo") {
+        *place = letter as libc::c_char;
+    }
+    interface.ifr_ifru.ifru_flags = libc::IFF_UP as libc::c_short;
+    // SAFETY: the kernel reads a `struct ifreq` that is alive here.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const interface) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// All three user ids and all three group ids, keeping capabilities for what is still to be set up.

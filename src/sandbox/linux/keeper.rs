@@ -114,6 +114,7 @@ pub fn in_namespaces(
     die_with_parent()?; // changing ids has cleared it
     zygote::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWNET)
         .step("create mount, IPC and network namespaces (unshare)")?;
+    contain::bring_up_loopback().step("bring up the loopback interface")?;
     let place = Place { tier: Tier::A, host_id: order.host_id, own_proc };
     if order.role == Role::Serve {
         mount_proc(place)?;

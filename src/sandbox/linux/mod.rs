@@ -135,7 +135,7 @@ impl Engine {
             ("files", "own read-only root, one size-capped tmpfs", &landlock),
             ("processes", "own PID namespace; ends with its process 1", "child subreaper, swept until none is left"),
             ("signals", "own PID namespace", signals),
-            ("network", "own network namespace without an interface", "no sockets (seccomp)"),
+            ("network", "own network namespace with nothing but loopback", "no sockets (seccomp)"),
             ("system calls", "seccomp deny list, no new privileges, no capabilities", "seccomp deny list, no new privileges"),
         ];
         let how = |row: &(&str, &str, &str)| if self.tier == Tier::A { row.1.to_string() } else { row.2.to_string() };

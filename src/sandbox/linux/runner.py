@@ -38,6 +38,7 @@ CLONE_VM, CLONE_NEWUSER, CLONE_NEWPID = 0x100, 0x10000000, 0x20000000
 OTHER_NAMESPACES = 0x20000 | 0x8000000 | 0x4000000 | 0x40000000  # CLONE_NEWNS, NEWIPC, NEWUTS, NEWNET
 INSIDE_ID = 1000
 NOSUID, NODEV, NOEXEC = 2, 4, 8
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(os.uname().machine)
 SYS_LANDLOCK_RESTRICT_SELF = 446
 SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE = 444, 445
@@ -454,6 +455,8 @@ def enter_namespaces(request):
     os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
     os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
     step("unshare", libc.unshare(OTHER_NAMESPACES))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, b"lo".ljust(16, b"\0") + IFF_UP.to_bytes(2, sys.byteorder) + bytes(22))
     step("mount /proc", libc.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC, None))
     options = b"size=%d,nr_inodes=%d,mode=0700" % (request["workspace_bytes"], request["workspace_entries"])
     step("mount the workspace", libc.mount(b"tmpfs", b"/box", b"tmpfs", NOSUID | NODEV, options))

@@ -311,9 +311,10 @@ impl<'a> Run<'a> {
             false => SAMPLES,
         };
         self.next_sample = now + usual * (WATCHED.load(Ordering::Relaxed) / CROWD).max(1);
+        // A control group that has memory counts it itself, and all of it.
+        let counted = self.cgroup.as_ref().is_some_and(|group| group.memory() != Accounting::Sampled);
         if let Some(processes) = &self.processes {
-            // A control group counts memory itself.
-            let bytes = if self.cgroup.is_some() { u64::MAX } else { self.limits.memory_bytes };
+            let bytes = if counted { u64::MAX } else { self.limits.memory_bytes };
             let usage = processes.usage(Most { tasks: self.limits.processes, bytes });
             self.peak.tasks = self.peak.tasks.max(usage.tasks);
             self.peak.bytes = self.peak.bytes.max(usage.bytes);
@@ -322,14 +323,12 @@ impl<'a> Run<'a> {
         if self.peak.tasks > self.limits.processes {
             self.stop(RunVerdict::ProcessLimit);
         }
-        match &mut self.cgroup {
-            Some(group) => {
-                let (memory, processes) = group.refused();
-                self.hit.memory |= memory;
-                self.hit.processes |= processes;
-            }
-            None => self.hit.memory |= self.peak.bytes > self.limits.memory_bytes,
+        if let Some(group) = &mut self.cgroup {
+            let (memory, processes) = group.refused();
+            self.hit.memory |= memory;
+            self.hit.processes |= processes;
         }
+        self.hit.memory |= !counted && self.peak.bytes > self.limits.memory_bytes;
         if self.hit.memory {
             self.stop(RunVerdict::MemoryLimit);
         }

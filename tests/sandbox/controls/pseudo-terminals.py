@@ -6,7 +6,7 @@ import pty
 
 pid, terminal = pty.fork()
 if pid == 0:
-    print("a terminal", os.isatty(0), os.ttyname(0))
+    print("a terminal", os.isatty(0), os.ttyname(0), flush=True)
     os._exit(0)
 text = b""
 while b"\n" not in text:
