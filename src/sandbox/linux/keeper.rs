@@ -79,7 +79,7 @@ fn introduce(control: &OwnedFd) -> Result<(), SetUpError> {
     wire::send(control, &Report::Kept, &[own.as_fd()]).step("report")
 }
 
-/// In tier A: with process 1 of a PID namespace everything in it dies.
+/// For a process whose end leaves nothing behind: in tier A with process 1 of a PID namespace everything in it dies.
 fn die_with_parent() -> Result<(), SetUpError> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step("set parent death signal")
 }
@@ -90,6 +90,7 @@ pub fn in_this_process(role: Role, host_id: Option<u32>, control: &OwnedFd) -> R
     introduce(control)?;
     let Some((job, streams)) = receive_job(control)? else { return Ok(()) };
     if role == Role::Serve {
+        die_with_parent()?; // its own keepers stay and end their runs
         return Err(serve(&job, streams));
     }
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).step("become child subreaper")?;

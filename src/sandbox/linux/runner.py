@@ -470,7 +470,7 @@ def keep(config, requests, descriptors):
     try:
         requests.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        # It outlives the server: if learner dies, the control socket closes, and this process ends the others of its run.
         request = json.loads(receive(control))
         step("become child subreaper", libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
         handles = [os.pidfd_open(os.getpid())]
