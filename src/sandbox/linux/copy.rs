@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, lchown, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use super::wire::Size;
@@ -45,10 +45,7 @@ pub fn copy_tree(tree: &Path, to: &Path, owner: Option<u32>) -> Result<(), Strin
             let (from, to) = (entry.path(), to.join(entry.file_name()));
             let failed = |error: io::Error| format!("copy of {}: {error}", from.display());
             let found = entry.metadata().map_err(failed)?;
-            copy_one(&from, &to, &found).map_err(failed)?;
-            if owner.is_some() {
-                lchown(&to, owner, owner).map_err(failed)?;
-            }
+            copy_one(&from, &to, &found, owner).map_err(failed)?;
             if found.is_dir() {
                 directories.push((to.clone(), found.mode()));
                 waiting.push((from, to));
@@ -63,15 +60,16 @@ pub fn copy_tree(tree: &Path, to: &Path, owner: Option<u32>) -> Result<(), Strin
     Ok(())
 }
 
-fn copy_one(from: &Path, to: &Path, found: &fs::Metadata) -> io::Result<()> {
+fn copy_one(from: &Path, to: &Path, found: &fs::Metadata, owner: Option<u32>) -> io::Result<()> {
     let kind = found.file_type();
     if kind.is_symlink() {
-        symlink(fs::read_link(from)?, to)
+        let target = fs::read_link(from)?;
+        as_owner(owner, || symlink(target, to))
     } else if kind.is_dir() {
-        fs::DirBuilder::new().mode(0o700).create(to)
+        as_owner(owner, || fs::DirBuilder::new().mode(0o700).create(to))
     } else if kind.is_file() {
         let source = fs::File::open(from)?;
-        let copy = fs::File::create_new(to)?;
+        let copy = as_owner(owner, || fs::File::create_new(to))?;
         if rustix::fs::ioctl_ficlone(&copy, &source).is_err() {
             io::copy(&mut &source, &mut &copy)?; // no shared blocks between these two: byte by byte, in the kernel
         }
@@ -80,6 +78,23 @@ fn copy_one(from: &Path, to: &Path, found: &fs::Metadata) -> io::Result<()> {
     } else {
         Err(io::Error::other("is no file, directory or link"))
     }
+}
+
+/// Makes something that belongs to `owner` from the start: the file system of a run knows the ids of the run alone, and lets nobody
+/// else make anything in it. Only this thread is somebody else for that moment.
+fn as_owner<T>(owner: Option<u32>, make: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let Some(owner) = owner else { return make() };
+    let become_for_files = |user: u32, group: u32| {
+        // SAFETY: these take numbers only and are the calling thread's own. What they could refuse, `make` meets.
+        unsafe {
+            libc::setfsgid(group);
+            libc::setfsuid(user);
+        }
+    };
+    become_for_files(owner, owner);
+    let made = make();
+    become_for_files(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    made
 }
 
 #[cfg(test)]

@@ -107,7 +107,6 @@ pub fn in_namespaces(
 ) -> Result<(), SetUpError> {
     die_with_parent()?;
     introduce(control)?;
-    let Some((job, streams)) = receive_job(control)? else { return Ok(()) };
     if order.host_id.is_some() {
         rustix::thread::set_thread_groups(&[]).step("drop supplementary groups")?;
     }
@@ -116,6 +115,8 @@ pub fn in_namespaces(
     zygote::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWNET)
         .step("create mount, IPC and network namespaces (unshare)")?;
     contain::bring_up_loopback().step("bring up the loopback interface")?;
+    // Only now, so that the supervisor makes a control group while the namespaces are made.
+    let Some((job, streams)) = receive_job(control)? else { return Ok(()) };
     let place = Place { tier: Tier::A, host_id: order.host_id, own_proc };
     if order.role == Role::Serve {
         mount_proc(place)?;

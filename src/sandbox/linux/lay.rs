@@ -71,8 +71,12 @@ fn enter(directory: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
 fn remove(directory: &OwnedFd, name: &OsStr) -> io::Result<()> {
     match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
         Err(Errno::ISDIR | Errno::PERM) => {
-            let place = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(directory));
-            workdir::remove_tree(&Path::new(&place).join(name))
+            // By way of the current directory: there may be no /proc through which a descriptor could be named.
+            let before = rustix::fs::open(".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+            rustix::process::fchdir(directory)?;
+            let removed = workdir::remove_tree(Path::new(name));
+            rustix::process::fchdir(before)?;
+            removed
         }
         other => Ok(other?),
     }

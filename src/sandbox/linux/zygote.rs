@@ -12,6 +12,7 @@
 //! dies, every run dies with it; if learner dies, the zygote sees its socket close.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
@@ -41,7 +42,7 @@ pub fn helper_main() -> ExitCode {
     let Ok(Some((plan, _))) = wire::receive_message::<Plan>(&orders) else { return ExitCode::from(2) };
     let outcome = match plan.tier {
         Tier::A => in_namespaces(&plan, &orders),
-        Tier::B => Zygote { tier: Tier::B, orders: &orders, host_mounts: None, own_proc: false, id_maps: HashMap::new() }.serve(),
+        Tier::B => Zygote { orders: &orders, view: None, id_maps: HashMap::new() }.serve(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -83,7 +84,12 @@ fn in_namespaces(plan: &Plan, orders: &OwnedFd) -> Result<(), SetUpError> {
         };
         if !user.is_root() {
             let group = rustix::process::getegid();
-            map_ids(zygote, &MapOf { inside: 0, user: user.as_raw(), group: group.as_raw(), count: 1, deny_groups: true })?;
+            let proc = rustix::fs::open("/proc", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open /proc")?;
+            map_ids(
+                &proc,
+                zygote,
+                &MapOf { inside: 0, user: user.as_raw(), group: group.as_raw(), count: 1, deny_groups: true },
+            )?;
         }
         // A zygote that has gone is waited for in any case.
         let _ = rustix::io::write(&announce, b"m");
@@ -104,24 +110,28 @@ fn be_zygote(plan: &Plan, orders: &OwnedFd, ready: &OwnedFd, own_proc: bool) -> 
         }
         set_host_name("sandbox").step("set host name")?;
         // Trees of runs are found in the machine's own view of files, which the root hides.
-        let host_mounts = rustix::fs::open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .step("open /proc/self/ns/mnt")?;
+        let open =
+            |place: &str| rustix::fs::open(place, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step(format!("open {place}"));
+        let host_mounts = open("/proc/self/ns/mnt")?;
+        let host_proc = open("/proc")?;
         unshare(libc::CLONE_NEWNS).step("create a mount namespace (unshare)")?;
-        plan.root.build(own_proc).map(|own_proc| Some((host_mounts, own_proc)))
+        let own_mounts = open("/proc/self/ns/mnt")?;
+        let mounted = plan.root.build(own_proc)?;
+        let proc = if mounted { open("/proc")? } else { host_proc };
+        Ok(Some(View { host_mounts, own_mounts, proc, own_proc: mounted }))
     };
-    let (host_mounts, mounted) = match prepare() {
-        Ok(Some(prepared)) => prepared,
+    let view = match prepare() {
+        Ok(Some(view)) => view,
         Ok(None) => return 0, // the helper failed and has said why
         Err(error) => {
             refuse(orders, &error);
             return 1;
         }
     };
-    if own_proc && !mounted {
+    if own_proc && !view.own_proc {
         return NO_FRESH_PROC;
     }
-    let zygote = Zygote { tier: Tier::A, orders, host_mounts: Some(host_mounts), own_proc: mounted, id_maps: HashMap::new() };
-    match zygote.serve() {
+    match (Zygote { orders, view: Some(view), id_maps: HashMap::new() }).serve() {
         Ok(()) => 0,
         Err(error) => {
             refuse(orders, &error);
@@ -131,14 +141,22 @@ fn be_zygote(plan: &Plan, orders: &OwnedFd, ready: &OwnedFd, own_proc: bool) -> 
 }
 
 struct Zygote<'a> {
-    tier: Tier,
     orders: &'a OwnedFd,
-    /// Tier A: the mount namespace in which trees are found.
-    host_mounts: Option<OwnedFd>,
+    /// Tier A only.
+    view: Option<View>,
+    /// User namespaces that hold no process, only a map from a tree's owner to a run's id, by user, group and that id.
+    id_maps: IdMaps,
+}
+
+/// What a zygote of tier A sees of the machine, and holds on to.
+struct View {
+    /// The mount namespace in which trees are found, and the one with the root of all runs.
+    host_mounts: OwnedFd,
+    own_mounts: OwnedFd,
+    /// A /proc in which the zygote's children have the numbers that it knows.
+    proc: OwnedFd,
     /// Fresh instances of /proc can be had.
     own_proc: bool,
-    /// User namespaces that hold no process, only a map from a tree's owner to a run's id, by user, group and that id.
-    id_maps: HashMap<(u32, u32, u32), OwnedFd>,
 }
 
 impl Zygote<'_> {
@@ -156,34 +174,28 @@ impl Zygote<'_> {
     }
 
     fn fork(&mut self, order: &Order, control: &OwnedFd) -> Result<(), SetUpError> {
-        match self.tier {
-            Tier::B => {
-                if clone(0).step("fork")?.is_none() {
-                    self.become_keeper(order, control, |order, control| {
-                        keeper::in_this_process(order.role, order.host_id, control)
-                    });
-                }
+        let Some(view) = &self.view else {
+            if clone(0).step("fork")?.is_none() {
+                self.become_keeper(order, control, |order, control| keeper::in_this_process(order.role, order.host_id, control));
             }
-            Tier::A => {
-                let tree = order.tree.as_ref().map(|tree| self.lower(tree, order.host_id));
-                let (ready, announce) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step("pipe")?;
-                let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWPID;
-                match clone(flags).step("create user and PID namespaces (clone)")? {
-                    None => {
-                        drop(announce);
-                        let own_proc = self.own_proc;
-                        self.become_keeper(order, control, |order, control| {
-                            if told_to_go_on(&ready) { keeper::in_namespaces(order, control, tree, own_proc) } else { Ok(()) }
-                        });
-                    }
-                    Some(keeper) => {
-                        map_ids(keeper, &MapOf::keeper(order))?; // if this fails the keeper sees the pipe close and ends
-                        let _ = rustix::io::write(&announce, b"m");
-                    }
-                }
+            return Ok(());
+        };
+        let own_proc = view.own_proc;
+        let tree = order.tree.as_ref().map(|tree| lower(view, &mut self.id_maps, tree, order.host_id));
+        let (ready, announce) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).step("pipe")?;
+        match clone(libc::CLONE_NEWUSER | libc::CLONE_NEWPID).step("create user and PID namespaces (clone)")? {
+            None => {
+                drop(announce);
+                self.become_keeper(order, control, |order, control| {
+                    if told_to_go_on(&ready) { keeper::in_namespaces(order, control, tree, own_proc) } else { Ok(()) }
+                })
+            }
+            Some(keeper) => {
+                map_ids(&view.proc, keeper, &MapOf::keeper(order))?; // if this fails the keeper sees the pipe close and ends
+                let _ = rustix::io::write(&announce, b"m");
+                Ok(())
             }
         }
-        Ok(())
     }
 
     /// In the fork. Never returns, and leaves nothing of the zygote's open.
@@ -194,7 +206,7 @@ impl Zygote<'_> {
         keep: impl FnOnce(&Order, &OwnedFd) -> Result<(), SetUpError>,
     ) -> ! {
         ignore_children(false);
-        self.host_mounts = None;
+        self.view = None;
         self.id_maps.clear();
         let code = match keep(order, control) {
             Ok(()) => 0,
@@ -205,51 +217,47 @@ impl Zygote<'_> {
         };
         std::process::exit(code)
     }
+}
 
-    /// A tree as a mount that is attached nowhere, in which the tree's owner is the run's own id.
-    fn lower(&mut self, tree: &Tree, host_id: Option<u32>) -> Result<OwnedFd, SetUpError> {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        let found = self.in_host_mounts(|| Ok(rustix::mount::open_tree(rustix::fs::CWD, &tree.path, flags)?))?;
-        let mount = found.step(format!("open the tree {} (open_tree)", tree.path.display()))?;
-        let mut attributes =
-            MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-        let ids = match host_id {
-            Some(id) => {
-                attributes |= MountAttrFlags::MOUNT_ATTR_IDMAP;
-                Some(self.id_map(tree, id)?)
+/// User namespaces by a tree's user and group and a run's id.
+type IdMaps = HashMap<(u32, u32, u32), OwnedFd>;
+
+/// A tree as a mount that is attached nowhere, in which the tree's owner is the run's own id.
+fn lower(view: &View, id_maps: &mut IdMaps, tree: &Tree, host_id: Option<u32>) -> Result<OwnedFd, SetUpError> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let found = view.in_host_mounts(|| Ok(rustix::mount::open_tree(rustix::fs::CWD, &tree.path, flags)?))?;
+    let mount = found.step(format!("open the tree {} (open_tree)", tree.path.display()))?;
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let ids: Option<&OwnedFd> = match host_id {
+        Some(id) => {
+            attributes |= MountAttrFlags::MOUNT_ATTR_IDMAP;
+            match id_maps.entry((tree.user, tree.group, id)) {
+                Entry::Occupied(present) => Some(&*present.into_mut()),
+                Entry::Vacant(place) => Some(&*place.insert(make_id_map(&view.proc, tree, id)?)),
             }
-            None => None,
-        };
-        root::restrict_mount(&mount, "", root::EMPTY_PATH, attributes, ids)
-            .step(format!("give the run its ids in the tree {} (mount_setattr, id-mapped mount)", tree.path.display()))?;
-        Ok(mount)
-    }
+        }
+        None => None,
+    };
+    root::restrict_mount(&mount, "", root::EMPTY_PATH, attributes, ids)
+        .step(format!("give the run its ids in the tree {} (mount_setattr, id-mapped mount)", tree.path.display()))?;
+    Ok(mount)
+}
 
-    /// Runs `look` where the machine's files are seen. An error is of the way there or back, and ends the zygote's usefulness.
+impl View {
+    /// Runs `look` where the machine's files are seen. An error is of the way there.
     fn in_host_mounts<T>(&self, look: impl FnOnce() -> io::Result<T>) -> Result<io::Result<T>, SetUpError> {
-        let Some(host_mounts) = &self.host_mounts else { return Ok(look()) };
-        let own = rustix::fs::open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .step("open /proc/self/ns/mnt")?;
         let enter = |mounts: &OwnedFd| rustix::thread::move_into_link_name_space(mounts.as_fd(), Some(LinkNameSpaceType::Mount));
-        enter(host_mounts).step("enter the machine's mounts (setns)")?;
+        enter(&self.host_mounts).step("enter the machine's mounts (setns)")?;
         let found = look();
-        if enter(&own).is_err() {
+        if enter(&self.own_mounts).is_err() {
             std::process::exit(1); // a keeper forked from here would see the machine's files
         }
         Ok(found)
     }
-
-    fn id_map(&mut self, tree: &Tree, id: u32) -> Result<&OwnedFd, SetUpError> {
-        use std::collections::hash_map::Entry;
-        match self.id_maps.entry((tree.user, tree.group, id)) {
-            Entry::Occupied(present) => Ok(present.into_mut()),
-            Entry::Vacant(place) => Ok(place.insert(make_id_map(tree, id)?)),
-        }
-    }
 }
 
 /// A user namespace in which the owner of a tree is `id`. It lives as long as its descriptor.
-fn make_id_map(tree: &Tree, id: u32) -> Result<OwnedFd, SetUpError> {
+fn make_id_map(proc: &OwnedFd, tree: &Tree, id: u32) -> Result<OwnedFd, SetUpError> {
     let Some(holder) = clone(libc::CLONE_NEWUSER).step("create a user namespace (clone)")? else {
         loop {
             // SAFETY: takes nothing; the holder sleeps until it is killed.
@@ -257,16 +265,24 @@ fn make_id_map(tree: &Tree, id: u32) -> Result<OwnedFd, SetUpError> {
         }
     };
     let made = || {
-        let file = |name: &str| format!("/proc/{}/{name}", holder.as_raw_nonzero());
         for (name, owner) in [("uid_map", tree.user), ("gid_map", tree.group)] {
-            std::fs::write(file(name), format!("{owner} {id} 1\n")).step(format!("write {name} of a tree"))?;
+            write_in(proc, holder, name, &format!("{owner} {id} 1\n"))?;
         }
-        rustix::fs::open(file("ns/user"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open a user namespace")
+        let place = format!("{}/ns/user", holder.as_raw_nonzero());
+        rustix::fs::openat(proc, place, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open a user namespace")
     };
     let made = made();
     // It is our own child, which nobody has waited for: the number is still its.
     let _ = rustix::process::kill_process(holder, Signal::KILL);
     made
+}
+
+/// Writes a file of a process in /proc.
+fn write_in(proc: &OwnedFd, process: Pid, file: &str, text: &str) -> Result<(), SetUpError> {
+    let place = format!("{}/{file}", process.as_raw_nonzero());
+    let opened = rustix::fs::openat(proc, place, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+    let written = opened.and_then(|opened| rustix::io::write(&opened, text.as_bytes()));
+    written.map(drop).step(format!("write {file} ({})", text.trim_end()))
 }
 
 /// Which ids of the machine a new user namespace has.
@@ -289,16 +305,12 @@ impl MapOf {
 }
 
 /// Writes what the ids of a process's user namespace are outside of it.
-fn map_ids(process: Pid, map: &MapOf) -> Result<(), SetUpError> {
-    let process = process.as_raw_nonzero();
-    let write = |file: &str, text: String| {
-        std::fs::write(format!("/proc/{process}/{file}"), &text).step(format!("write {file} ({})", text.trim_end()))
-    };
+fn map_ids(proc: &OwnedFd, process: Pid, map: &MapOf) -> Result<(), SetUpError> {
     if map.deny_groups {
-        write("setgroups", "deny".to_string())?;
+        write_in(proc, process, "setgroups", "deny")?;
     }
-    write("uid_map", format!("{} {} {}\n", map.inside, map.user, map.count))?;
-    write("gid_map", format!("{} {} {}\n", map.inside, map.group, map.count))
+    write_in(proc, process, "uid_map", &format!("{} {} {}\n", map.inside, map.user, map.count))?;
+    write_in(proc, process, "gid_map", &format!("{} {} {}\n", map.inside, map.group, map.count))
 }
 
 /// Like fork, but the child is in new namespaces. `None` in the child.
