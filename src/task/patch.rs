@@ -107,7 +107,10 @@ fn sections(patch: &str) -> Result<Vec<Section>, String> {
         } else if let Some(old) = line.strip_prefix("--- ") {
             let new = lines.peek().and_then(|next| next.strip_prefix("+++ ")).ok_or("has a --- line without a +++ line")?;
             let (old, new) = (header_path(old)?, header_path(new)?);
-            if !in_git_header {
+            // A header that git has announced, or the next file, where the one announced has no hunks.
+            let announced =
+                in_git_header && sections.last().is_some_and(|last| !last.described || (&last.old, &last.new) == (&old, &new));
+            if !announced {
                 sections.push(Section::default());
             }
             in_git_header = false;
@@ -278,6 +281,14 @@ mod tests {
             ("ä.py", "four"),
         ]);
         assert_eq!(apply_patch(&files, patch), Ok(expected));
+    }
+
+    #[test]
+    fn a_plain_section_may_follow_one_without_hunks() {
+        let files = workspace(&[("a.py", "one\n"), ("b.py", "two\n")]);
+        let patch =
+            "diff --git a/a.py b/c.py\nrename from a.py\nrename to c.py\n--- a/b.py\n+++ b/b.py\n@@ -1 +1 @@\n-two\n+zwei\n";
+        assert_eq!(apply_patch(&files, patch), Ok(workspace(&[("b.py", "zwei\n"), ("c.py", "one\n")])));
     }
 
     /// Whatever a model writes is judged, never a panic.

@@ -59,31 +59,54 @@ def examine(separate, hidden, removed, readable):
     """Runs the tests that come over descriptor 3; returns whether all passed. `separate`: the code under test runs in a process
     of its own; `hidden`: the tests have data files, which that process must not see, though it may see what lies in `readable`;
     `removed`: files of the tree to take away."""
-    for name in removed:
-        os.unlink(name)
-    place = os.path.dirname(os.getcwd()) + "/tests" if separate else os.getcwd()
-    peer = Examiner(start_subject(place if hidden else None, readable)) if separate else None
+    place, peer, trouble = os.path.dirname(os.getcwd()) + "/tests", None, None
+    try:
+        for name in removed:
+            os.unlink(name)
+        if hidden:
+            place = private_place(place)
+        if separate:
+            peer = Examiner(start_subject(place if hidden else None, readable))
+    except (OSError, SetUpError) as error:
+        trouble = repr(error)
     line = socket.socket(fileno=EVIDENCE)
     examination = json.loads(receive(line))
     line.detach()
     tests, nonce, files = examination["tests"], examination["nonce"], examination["files"]
-    if hidden:
-        word = peer.channel.recv(1000)
-        if word != READY:
-            os.write(EVIDENCE, b"%s unprepared %s\n" % (nonce.encode(), word.replace(b"\n", b" ")))
-            os._exit(1)
+    try:
+        if hidden and not trouble:
+            word = peer.channel.recv(1000)
+            trouble = None if word == READY else word.decode("utf-8", "replace")
+            lay({place + "/" + name: text for name, text in files.items()})
+        elif not separate:
+            lay(files)
+    except OSError as error:
+        trouble = repr(error)
+    if trouble:  # none of the code under test has run yet, so it has no part in this
+        os.write(EVIDENCE, ("%s unprepared %s\n" % (nonce, trouble.replace("\n", " "))).encode("utf-8", "replace"))
+        os._exit(1)
     sys.modules["__main__"] = types.ModuleType("__main__")
     if not separate:
-        lay(files)
         search_working_directory()
         return run_tests(tests, nonce, load)
-    if hidden:
-        os.mkdir(place, 0o700)
-        lay({place + "/" + name: text for name, text in files.items()})
     del sys.path[0]  # the empty entry that -c puts there: the subject can write to the working directory
     importer = Importer(peer, files, examination["code"], place)
     sys.meta_path.insert(sys.meta_path.index(PathFinder), importer)
     return run_tests(tests, nonce, importer.load, peer)
+
+
+def private_place(place):
+    """Makes a directory for the data of the tests: `place`, or where only the temporary directory can be written, as in tier B,
+    a part of that; the other part is what is temporary from now on."""
+    try:
+        os.mkdir(place, 0o700)
+        return place
+    except PermissionError:
+        temporary = os.environ["TMPDIR"]
+        os.environ["TMPDIR"] = temporary + "/shared"
+        os.mkdir(temporary + "/shared", 0o700)
+        os.mkdir(temporary + "/tests", 0o700)
+        return temporary + "/tests"
 
 
 def search_working_directory():
@@ -127,8 +150,8 @@ READY = b"ready"
 
 
 def keep_out_of(place, readable):
-    """Shuts this process out of `place`, by allowing all that lies beside the path to it. Where that cannot be listed, in tier
-    B, no more than `readable` could be read anyway."""
+    """Shuts this process out of `place`, by allowing all that lies beside the path to it. What cannot be listed, in tier B, holds
+    no more of use than `readable` and the working directory."""
     version = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
     step("Landlock's version", version)
     # All access to files that the kernel's version knows: version 2 adds moving between directories, 3 truncation.
@@ -140,7 +163,7 @@ def keep_out_of(place, readable):
         try:
             beside = [entry.path for entry in os.scandir(above or "/") if entry.name != name and not entry.is_symlink()]
         except PermissionError:
-            beside = [*readable, "/dev", "/etc", "/proc"]
+            beside = [*readable, os.getcwd(), "/dev", "/etc", "/proc"]
         for path in beside:
             try:
                 beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
