@@ -51,8 +51,17 @@ impl Watch {
     fn over(ids: Range<u32>) -> Watch {
         // Processes that escape from a sandbox become children of ours, and are seen.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
-        let before = look(&ids);
-        Watch { ids, before }
+        // Processes of ours that kept the runs with which a sandbox starts may still be on their way out.
+        let begin = Instant::now();
+        let mut before = look(&ids);
+        loop {
+            std::thread::sleep(Duration::from_millis(100));
+            let again = look(&ids);
+            if again == before || begin.elapsed() > PATIENCE {
+                return Watch { ids, before: again };
+            }
+            before = again;
+        }
     }
 
     /// What differs from the look at the beginning; empty if nothing does. The processes of ours that kept a run end by

@@ -84,10 +84,16 @@ fn die_with_parent() -> Result<(), SetUpError> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).step("set parent death signal")
 }
 
+/// A program of the same user id may neither look into a keeper nor write its files in /proc. What executes a program is open again.
+fn keep_out_of_reach() -> Result<(), SetUpError> {
+    rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable).step("close /proc of the keeper")
+}
+
 /// Tier B: keeps a run, or becomes the interpreter, in the zygote's own namespaces. It outlives the zygote: when learner dies it is
 /// this process that has to end the others of its run.
 pub fn in_this_process(role: Role, host_id: Option<u32>, control: &OwnedFd) -> Result<(), SetUpError> {
     introduce(control)?;
+    keep_out_of_reach()?;
     let Some((job, streams)) = receive_job(control)? else { return Ok(()) };
     if role == Role::Serve {
         die_with_parent()?; // its own keepers stay and end their runs
@@ -111,6 +117,7 @@ pub fn in_namespaces(
         rustix::thread::set_thread_groups(&[]).step("drop supplementary groups")?;
     }
     contain::change_id(if order.role == Role::Serve { 0 } else { INSIDE_ID })?;
+    keep_out_of_reach()?;
     die_with_parent()?; // changing ids has cleared it
     zygote::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWNET)
         .step("create mount, IPC and network namespaces (unshare)")?;

@@ -7,7 +7,9 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -20,6 +22,8 @@ use crate::types::Workspace;
 const DESCRIPTORS: usize = 8;
 /// A frame longer than this is a mistake, not a message.
 const LONGEST: usize = 256 << 20;
+/// For descriptors that the kernel does not take at this moment.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Plans and orders name some dozen paths.
 const LONGEST_MESSAGE: usize = 64 << 10;
 
@@ -159,7 +163,7 @@ pub fn send(socket: impl AsFd, message: &impl Serialize, descriptors: &[Borrowed
     while !rest.is_empty() {
         match rustix::net::send(&socket, rest, SendFlags::NOSIGNAL) {
             Ok(sent) => rest = &rest[sent..],
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -178,8 +182,16 @@ pub fn send_descriptors(socket: impl AsFd, bytes: &[u8], descriptors: &[Borrowed
     if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other("too many descriptors"));
     }
-    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(())
+    // The kernel counts descriptors that are on their way for each user: a run that has filled that count is in nobody's way for
+    // longer than it lives.
+    let patience = Instant::now() + PATIENCE;
+    loop {
+        match rustix::net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(Errno::TOOMANYREFS) if Instant::now() < patience => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// Receives what [`send_message`] has sent; `None` when the other side has closed.
@@ -231,7 +243,7 @@ fn receive_some(socket: impl AsFd, buffer: &mut [u8], descriptors: &mut Vec<Owne
         let mut parts = [IoSliceMut::new(buffer)];
         let length = match rustix::net::recvmsg(&socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
             Ok(received) => received.bytes,
-            Err(rustix::io::Errno::INTR) => continue,
+            Err(Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
         };
         for message in ancillary.drain() {

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountAttrFlags, OpenTreeFlags};
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
 use rustix::thread::LinkNameSpaceType;
 
 use super::keeper::{self, report_failure};
@@ -272,8 +272,9 @@ fn make_id_map(proc: &OwnedFd, tree: &Tree, id: u32) -> Result<OwnedFd, SetUpErr
         rustix::fs::openat(proc, place, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open a user namespace")
     };
     let made = made();
-    // It is our own child, which nobody has waited for: the number is still its.
-    let _ = rustix::process::kill_process(holder, Signal::KILL);
+    // It is our own child, which nobody has waited for: the handle is its.
+    let end = |handle: OwnedFd| rustix::process::pidfd_send_signal(handle, Signal::KILL);
+    rustix::process::pidfd_open(holder, PidfdFlags::empty()).and_then(end).step("end the holder of a user namespace")?;
     made
 }
 
