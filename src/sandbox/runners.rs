@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,11 +22,21 @@ pub struct Runners {
     local: Option<(Arc<linux::Engine>, AtomicUsize)>,
     remotes: Arc<RwLock<Vec<Arc<Remote>>>>,
     limits: Limits,
-    python: Result<(PathBuf, String), SandboxError>,
+    python: FoundPython,
     tier: Tier,
-    /// Absent without names to resolve.
-    resolving: Option<(Sender<()>, Mutex<Option<JoinHandle<()>>>)>,
+    /// Absent without names to resolve; held for its end.
+    _resolving: Option<Resolving>,
 }
+
+/// The thread that looks for new runners; it ends when dropped.
+struct Resolving {
+    /// Held for as long as it shall look.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The interpreter and its version, or why there is none.
+type FoundPython = Result<(PathBuf, String), SandboxError>;
 
 /// Where a run goes.
 enum Chosen<'a> {
@@ -79,7 +89,7 @@ impl Runners {
             None => None,
         };
         let local = local.map(|engine| (engine, AtomicUsize::new(0)));
-        Ok(Runners { local, remotes, limits: settings.limits.clone(), python, tier, resolving })
+        Ok(Runners { local, remotes, limits: settings.limits.clone(), python, tier, _resolving: resolving })
     }
 
     /// The weakest of all.
@@ -103,7 +113,7 @@ impl Runners {
         rows
     }
 
-    pub fn python(&self) -> Result<(PathBuf, String), SandboxError> {
+    pub fn python(&self) -> FoundPython {
         self.python.clone()
     }
 
@@ -187,14 +197,12 @@ impl Runners {
     }
 }
 
-impl Drop for Runners {
+impl Drop for Resolving {
     fn drop(&mut self) {
-        if let Some((stop, thread)) = self.resolving.take() {
-            drop(stop);
-            if let Some(thread) = thread.into_inner().unwrap_or_else(PoisonError::into_inner) {
-                // It ends by itself; a panic in it has been printed.
-                let _ = thread.join();
-            }
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It ends by itself; a panic in it has been printed.
+            let _ = thread.join();
         }
     }
 }
@@ -228,7 +236,7 @@ fn keep_resolving(
     token: Token,
     like: Like,
     remotes: Arc<RwLock<Vec<Arc<Remote>>>>,
-) -> Result<(Sender<()>, Mutex<Option<JoinHandle<()>>>), SandboxError> {
+) -> Result<Resolving, SandboxError> {
     let (stop, stopped) = channel::<()>();
     let look = move || {
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(RESOLVE) {
@@ -248,7 +256,7 @@ fn keep_resolving(
         .name("runners".into())
         .spawn(look)
         .map_err(|error| SandboxError::Broken(format!("no thread that looks for runners: {error}")))?;
-    Ok((stop, Mutex::new(Some(thread))))
+    Ok(Resolving { stop: Some(stop), thread: Some(thread) })
 }
 
 /// Meets whoever is behind a name and not yet known.
@@ -273,24 +281,19 @@ fn unreachable_runner(name: &str, reason: String) -> SandboxError {
 }
 
 /// The one version of Python that all have: with several, a verdict could depend on where a run went.
-fn common_python(
-    local: Option<&linux::Engine>,
-    remotes: &[Arc<Remote>],
-) -> Result<Result<(PathBuf, String), SandboxError>, SandboxError> {
+fn common_python(local: Option<&linux::Engine>, remotes: &[Arc<Remote>]) -> Result<FoundPython, SandboxError> {
     let here = local.map(|engine| ("this machine".to_string(), engine.python()));
     let there = remotes.iter().map(|remote| {
         let python = remote.welcome.python.clone().map_err(SandboxError::Python);
         (format!("runner {}", remote.address), python)
     });
-    let mut first: Option<(String, Result<(PathBuf, String), SandboxError>)> = None;
+    let mut first: Option<(String, FoundPython)> = None;
     for (place, python) in here.into_iter().chain(there) {
         let Some((other_place, other)) = &first else {
             first = Some((place, python));
             continue;
         };
-        let version = |python: &Result<(PathBuf, String), SandboxError>| {
-            python.as_ref().map_or("none".into(), |(_, version)| version.clone())
-        };
+        let version = |python: &FoundPython| python.as_ref().map_or("none".into(), |(_, version)| version.clone());
         if version(&python) != version(other) {
             return Err(SandboxError::Settings {
                 field: "runners".into(),

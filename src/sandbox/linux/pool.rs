@@ -67,8 +67,10 @@ impl Pool {
 impl State {
     /// Admits from the front of the queue for as long as the first fits.
     fn admit(&mut self) {
-        while self.places > 0
-            && let Some(first) = self.queue.pop_front_if(|first| first.memory_bytes <= self.memory_bytes)
+        let fits =
+            |state: &State| state.places > 0 && state.queue.front().is_some_and(|first| first.memory_bytes <= state.memory_bytes);
+        while fits(self)
+            && let Some(first) = self.queue.pop_front()
         {
             self.places -= 1;
             self.memory_bytes -= first.memory_bytes;

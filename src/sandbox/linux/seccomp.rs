@@ -143,7 +143,7 @@ const ON_A_PROCESS: &[(libc::c_long, u32)] = &[
     (libc::SYS_ioprio_set, 1),
 ];
 /// What these two may name beside a process (0 and 1) is a group or a user, all of whose processes they change.
-const ON_WHOM: &[(libc::c_long, u32)] = &[(libc::SYS_setpriority, libc::PRIO_PROCESS as u32), (libc::SYS_ioprio_set, 1)];
+const ON_WHOM: &[(libc::c_long, u32)] = &[(libc::SYS_setpriority, libc::PRIO_PROCESS), (libc::SYS_ioprio_set, 1)];
 
 /// Socket families that stay: in tier A they end in the run's own network namespace, which has nothing but loopback.
 const FAMILIES: [u32; 3] = [libc::AF_UNIX as u32, libc::AF_INET as u32, libc::AF_INET6 as u32];

@@ -124,7 +124,10 @@ impl Server {
     fn at_it(&self, stream: &TcpStream, session: &mut Option<Session>, ask: Ask) -> Result<Answer, String> {
         let (done, waiting) = channel();
         std::thread::scope(|scope| {
-            scope.spawn(move || done.send(self.answer(session, ask)));
+            scope.spawn(move || {
+                // Nobody waits any more when the client has gone.
+                let _ = done.send(self.answer(session, ask));
+            });
             loop {
                 match waiting.recv_timeout(SIGN_OF_LIFE) {
                     Ok(answer) => return Ok(answer),
