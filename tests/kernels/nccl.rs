@@ -168,12 +168,14 @@ fn survivors_of(lost: usize, stall_seconds: f64, end: impl Fn(&Ranks, NcclLinks,
         let links = NcclLinks::new(device, ranks.split(0).expect("a group"), &liveness(stall_seconds)).expect("links");
         let mut buffer = device.zeros(Role::Gradients, 3);
         links.all_gather(&mut buffer, 1).expect("nobody is lost yet");
-        ranks.barrier().expect("nobody is lost yet");
+        let met = ranks.barrier();
         if ranks.rank() == lost {
+            met.expect("nobody is lost yet");
             end(&ranks, links, device);
             return None;
         }
-        Some(until_it_stops(device, &links))
+        // The lost one may be through the barrier, and gone, before this rank is.
+        Some(met.err().unwrap_or_else(|| until_it_stops(device, &links)))
     });
     emulated.expect_no_findings();
     errors.into_iter().flatten().collect()
