@@ -172,7 +172,7 @@ fn a_helper_that_is_killed_from_outside_is_a_fault_of_ours() {
     fs::write(place.path().join("tasks.jsonl"), format!("{}\n", in_files())).expect("written");
     let sleeps = GOLD.replace(
         "+    return sum(prices) + tax\n",
-        "+    open('/proc/self/comm', 'w').write('sleeper'); import time; time.sleep(60)\n",
+        "+    import ctypes, time; ctypes.CDLL(None).prctl(15, b'sleeper'); time.sleep(60)\n",
     );
     fs::write(place.path().join("answer.patch"), sleeps).expect("written");
     for tier in ["a", "b"] {

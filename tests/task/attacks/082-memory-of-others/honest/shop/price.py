@@ -1,7 +1,6 @@
 import os
 
-with open("/proc/self/maps") as file:
-    MAPS = file.read(64)
+PROCESS = os.getpid()
 
 
 def total(prices, discount=0):
