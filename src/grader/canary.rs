@@ -28,7 +28,8 @@ impl Canaries {
 
     /// Takes the mixed-in tests out of what was reported; whether all of them were seen to fail.
     pub fn have_failed(&self, outcomes: &mut BTreeMap<String, bool>) -> bool {
-        self.names.iter().map(|name| outcomes.remove(name)).fold(true, |failed, outcome| failed && outcome == Some(false))
+        let seen: Vec<Option<bool>> = self.names.iter().map(|name| outcomes.remove(name)).collect();
+        seen.iter().all(|outcome| *outcome == Some(false))
     }
 }
 
