@@ -28,8 +28,8 @@ impl Canaries {
 
     /// Takes the mixed-in tests out of what was reported; whether all of them were seen to fail.
     pub fn have_failed(&self, outcomes: &mut BTreeMap<String, bool>) -> bool {
-        let seen: Vec<Option<bool>> = self.names.iter().map(|name| outcomes.remove(name)).collect();
-        seen.iter().all(|outcome| *outcome == Some(false))
+        let found: Vec<Option<bool>> = self.names.iter().map(|name| outcomes.remove(name)).collect();
+        found.iter().all(|outcome| *outcome == Some(false))
     }
 }
 

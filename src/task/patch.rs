@@ -67,7 +67,7 @@ pub fn touched_paths(patch: &str) -> Result<Vec<String>, String> {
 struct Section {
     old: Option<String>,
     new: Option<String>,
-    /// The `---` and `+++` lines and the hunks.
+    /// The hunks below a header without the names, which stand above and may be quoted.
     text: String,
     hunks: usize,
     /// Git has said in words what is done, so a section without hunks makes sense.
@@ -116,8 +116,8 @@ fn sections(patch: &str) -> Result<Vec<Section>, String> {
             in_git_header = false;
             let section = sections.last_mut().ok_or("is empty")?;
             (section.old, section.new) = (old, new);
-            section.text.push_str(line);
-            section.text.push_str(lines.next().unwrap_or_default());
+            lines.next();
+            section.text.push_str("--- old\n+++ new\n");
             continue;
         } else if line.starts_with("@@") {
             (old_left, new_left) =

