@@ -15,8 +15,12 @@ fn no_number_of_a_process_is_signalled_without_a_handle() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sandbox");
     for path in files(&folder).into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs")) {
         let source = std::fs::read_to_string(&path).unwrap();
+        let mut before = "";
         for (number, line) in source.lines().enumerate() {
             let by_number = line.contains("kill_process") || (line.contains("libc::kill(") && !line.contains("libc::kill(-1,"));
+            // A child's number is its own for as long as its parent has not waited for it.
+            let by_number = by_number && !before.contains("It is our own child, which nobody has waited for");
+            before = line;
             assert!(!by_number, "{}:{}: {}", path.display(), number + 1, line.trim());
         }
     }

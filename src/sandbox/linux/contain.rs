@@ -124,6 +124,8 @@ fn connect(streams: &Streams) -> Result<(), SetUpError> {
 
 /// If the machine runs out of memory, a sandboxed program should go before anything else.
 fn volunteer_for_the_oom_killer() {
+    // After a change of ids the file belongs to nobody until this process may be looked into again, as a program may anyway.
+    let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::Dumpable);
     // Not possible without /proc; the run's own memory limit holds regardless.
     let _ = std::fs::write("/proc/self/oom_score_adj", "900");
 }
