@@ -29,6 +29,7 @@ pub struct StepPenaltySettings {
     pub free_turns: u64,
     /// `T_max`: the turn limit, where the penalty is -1.
     pub turn_limit: u64,
+    /// The penalty is multiplied by this; 0 switches it off.
     #[serde(default = "one")]
     pub weight: f64,
 }
@@ -41,6 +42,7 @@ pub struct OverlongPenaltySettings {
     pub token_limit: u64,
     /// `L_cache`: the last tokens below the limit, over which the penalty grows.
     pub buffer_tokens: u64,
+    /// The penalty is multiplied by this; 0 switches it off.
     #[serde(default = "one")]
     pub weight: f64,
 }

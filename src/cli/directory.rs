@@ -33,7 +33,7 @@ pub fn open(arguments: &TrainArguments) -> Result<(RunFile, RunDirectory), CliEr
                 path.display()
             )));
         }
-        let stored = Layers::from_file(&run_file_path).and_then(Layers::finish).map_err(CliError::refused)?;
+        let stored = Layers::from_file(&run_file_path).finish().map_err(CliError::refused)?;
         let value = |run_file: &RunFile| serde_json::to_value(run_file).unwrap_or(Value::Null);
         let difference = first_difference(&value(&stored), &value(&given)).filter(|_| !arguments.settings.none_given());
         if let Some((key, was, is)) = difference {

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::closing::evaluation_rows;
 use super::device::{self, Work};
+use super::run_file::SettingArguments;
 use super::setup::{self, Text};
-use super::train::SettingArguments;
 use super::{CliError, OutputArguments, print_json, signals::StopSignal};
 use crate::agent::{Rollout, Surroundings, Tally};
 use crate::config::RunFile;
@@ -34,8 +34,9 @@ pub fn run(arguments: &EvaluateArguments, output: &OutputArguments) -> Result<()
     let mut run_file = arguments.settings.resolve()?;
     if let Some(samples) = arguments.samples {
         run_file.evaluate.samples = samples;
-        run_file.check().map_err(CliError::Refused)?;
+        run_file.check().map_err(CliError::refused)?;
     }
+    run_file.check_runs().map_err(CliError::refused)?;
     let pool = match &arguments.on {
         Some(path) => setup::read(&path.display().to_string())?,
         None => setup::Tasks::load(&run_file)?.held_out,

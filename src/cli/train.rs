@@ -10,9 +10,11 @@ use super::device::{self, RankWork, Work};
 use super::directory::{self, RunDirectory};
 use super::launch::{self, LaunchArguments, Node};
 use super::ranks::{self, RankError};
+use super::recipe;
+use super::run_file::SettingArguments;
 use super::setup::{self, Tasks, Text};
 use super::{CliError, OutputArguments, restart, signals::StopSignal};
-use crate::config::{ConfigError, Layers, RunFile};
+use crate::config::{Change, RunFile};
 use crate::device::{Device, GemmLibrary};
 use crate::evaluate::HeldOut;
 use crate::grader::Grader;
@@ -23,79 +25,6 @@ use crate::sandbox::Sandbox;
 use crate::stage::{self, Context, Learner, Point, RunState};
 use crate::train::{Checkpoints, MetricsLog, Policy, Trainer};
 use crate::types::{Progress, Silent, bytes};
-
-/// The flags from which a run file is made.
-#[derive(clap::Args, Clone, Debug)]
-pub struct SettingArguments {
-    /// Recipe to start from [default: quickstart]
-    #[arg(long, value_name = "NAME")]
-    recipe: Option<String>,
-    /// Run file whose keys override the recipe's; may be given several times
-    #[arg(long, value_name = "FILE")]
-    config: Vec<PathBuf>,
-    /// Hugging Face directory of the model (model.directory)
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
-    /// Training tasks; some are set apart for evaluation (tasks.train)
-    #[arg(long, value_name = "FILE")]
-    tasks: Option<PathBuf>,
-    /// Where the model runs (run.device)
-    #[arg(long, value_name = "DEVICE")]
-    device: Option<String>,
-    /// Seed of all random numbers (run.seed)
-    #[arg(long)]
-    seed: Option<u64>,
-    /// Override one key, for example --set rl.steps=32; may be given several times
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
-}
-
-impl SettingArguments {
-    /// The run file these flags stand for.
-    pub fn resolve(&self) -> Result<RunFile, CliError> {
-        let recipe = self.recipe.as_deref().unwrap_or("quickstart");
-        self.layered(Layers::from_recipe(recipe)).map_err(CliError::refused)
-    }
-
-    fn layered(&self, base: Result<Layers, ConfigError>) -> Result<RunFile, ConfigError> {
-        let mut layers = base?;
-        for file in &self.config {
-            layers.add_file(file)?;
-        }
-        if let Some(directory) = &self.model {
-            layers.set_flag("--model", "model", "directory", directory.display().to_string())?;
-        }
-        if let Some(tasks) = &self.tasks {
-            layers.set_flag("--tasks", "tasks", "train", tasks.display().to_string())?;
-            layers.set_flag("--tasks", "tasks", "held_out", "")?;
-        }
-        if let Some(device) = &self.device {
-            layers.set_flag("--device", "run", "device", device.as_str())?;
-        }
-        if let Some(seed) = self.seed {
-            let seed = i64::try_from(seed).map_err(|_| ConfigError::Invalid {
-                origin: format!("--seed {seed}"),
-                reason: format!("must be at most {}", i64::MAX),
-            })?;
-            layers.set_flag("--seed", "run", "seed", seed)?;
-        }
-        for assignment in &self.set {
-            layers.set(assignment)?;
-        }
-        layers.finish()
-    }
-
-    pub fn none_given(&self) -> bool {
-        let SettingArguments { recipe, config, model, tasks, device, seed, set } = self;
-        recipe.is_none()
-            && config.is_empty()
-            && model.is_none()
-            && tasks.is_none()
-            && device.is_none()
-            && seed.is_none()
-            && set.is_empty()
-    }
-}
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct TrainArguments {
@@ -128,11 +57,8 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     }
     let started = Instant::now();
     let (run_file, directory) = directory::open(arguments)?;
-    if run_file.rollout.nodes > 0 {
-        let message =
-            "rollout.nodes: training samples with the built-in engine so far; set it to 0 (`learner servers` starts servers)";
-        return Err(CliError::Refused(message.into()));
-    }
+    run_file.check_runs().map_err(CliError::refused)?;
+    let scaled = arguments.settings.changes();
     let choice = run_file.device().map_err(CliError::Refused)?;
     let Some(node) = Node::find(&arguments.launch, &run_file, choice)? else {
         let (_lock, checkpoint) = directory::lock_and_choose(&run_file, &directory)?;
@@ -141,7 +67,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
         return device::run_on(
             choice,
             run_file.run.gemm,
-            RankTraining { training: &training, stop, output, started, warning: None },
+            RankTraining { training: &training, stop, output, started, scaled: &scaled, warning: None },
         );
     };
     let places = node.join(&run_file, &directory.path.display().to_string())?;
@@ -160,7 +86,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
         let warning = agree::compare(ranks, &facts)?.map_err(refused)?;
         // All have just heard of it if it could not be prepared.
         let Ok(training) = training else { return Ok(()) };
-        let work = RankTraining { training, stop: stop.clone(), output, started, warning };
+        let work = RankTraining { training, stop: stop.clone(), output, started, scaled: &scaled, warning };
         device::run_rank(choice, &run_file, index, ranks.clone(), node.mesh, kept, work)
     });
     match prepared.into_inner() {
@@ -206,6 +132,8 @@ struct RankTraining<'a> {
     stop: StopSignal,
     output: &'a OutputArguments,
     started: Instant,
+    /// What `--scale` has changed.
+    scaled: &'a [Change],
     /// Something all ranks should know, for rank 0 to show.
     warning: Option<String>,
 }
@@ -224,7 +152,7 @@ impl RankWork for RankTraining<'_> {
 }
 
 fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Result<(), RankError> {
-    let RankTraining { training, stop, output, started, warning } = rank;
+    let RankTraining { training, stop, output, started, scaled, warning } = rank;
     let Training { run_file, directory, checkpoint, tasks, text, sandbox, workers } = training;
     let state = match checkpoint {
         Some(checkpoint) => state_of(checkpoint, tasks)?,
@@ -245,6 +173,10 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
     let settings = run_file.stage_settings();
     let held_out = HeldOut::draw(&tasks.held_out, &run_file.evaluate, run_file.run.seed);
     header(progress, training, &policy, &world, &held_out, disk);
+    if !scaled.is_empty() {
+        let title = "scale tiny: not the recipe itself but its stages and settings on a tiny model, with the quick start's tasks and scaffold";
+        progress.table(title, &recipe::CHANGE_HEADERS, &recipe::change_rows(scaled));
+    }
     if let Some(warning) = &warning {
         progress.warn(warning);
     }

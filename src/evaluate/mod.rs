@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::agent::{Rollout, RolloutError, Tally, Work};
-use crate::algorithm::{mean_interval, pass_at_k};
+use crate::algorithm::{Problems, SettingErrors, mean_interval, pass_at_k};
 use crate::engine::Engine;
 use crate::types::{Ending, Episode, Key, Purpose, Task};
 
@@ -34,14 +34,13 @@ impl Default for Settings {
 
 impl Settings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
         for (name, value) in [("tasks", self.tasks), ("samples", self.samples), ("samples_between", self.samples_between)] {
-            if value == 0 {
-                return Err(format!("evaluate.{name} = 0: must be at least 1"));
-            }
+            problems.unless(value > 0, name, value, "give at least 1");
         }
-        Ok(())
+        problems.finish()
     }
 }
 

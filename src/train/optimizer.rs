@@ -13,8 +13,11 @@ use crate::parallel::Ranks;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdamWSettings {
+    /// Of the running mean of gradients.
     pub beta1: f32,
+    /// Of the running mean of their squares.
     pub beta2: f32,
+    /// Added to the root of the latter.
     pub epsilon: f32,
     /// On matrices, embeddings among them; not on norms and biases.
     pub weight_decay: f32,

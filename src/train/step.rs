@@ -18,7 +18,9 @@ use super::batch::{MicroBatch, micro_batches, per_token};
 use super::checkpoint::{CheckpointError, Snapshot};
 use super::optimizer::{AdamW, AdamWSettings, MomentPlace};
 use super::policy::Policy;
-use crate::algorithm::{ClipSettings, LossStatistics, Mismatch, PolicyLoss, clipped_policy_loss, negative_log_likelihood};
+use crate::algorithm::{
+    ClipSettings, LossStatistics, Mismatch, PolicyLoss, Problems, SettingErrors, clipped_policy_loss, negative_log_likelihood,
+};
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
 use crate::model::{Model, PassSettings};
@@ -47,15 +49,13 @@ impl Default for StepSettings {
 
 impl StepSettings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
-        if self.micro_batch_tokens == 0 {
-            return Err("step.micro_batch_tokens = 0: must be at least 1".into());
-        }
-        if self.max_gradient_norm.is_nan() || self.max_gradient_norm <= 0.0 {
-            return Err(format!("step.max_gradient_norm = {}: must be above 0", self.max_gradient_norm));
-        }
-        Ok(())
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
+        problems.unless(self.micro_batch_tokens > 0, "micro_batch_tokens", self.micro_batch_tokens, "give at least 1");
+        let norm = self.max_gradient_norm;
+        problems.unless(norm > 0.0, "max_gradient_norm", norm, "give a number above 0");
+        problems.finish()
     }
 
     fn moments(&self) -> MomentPlace {

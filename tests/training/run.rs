@@ -58,8 +58,8 @@ fn stand_in(request: &TestRequest) -> TestRun {
 
 /// One rank's run, from its newest checkpoint if there is one. `stop` is asked as the run asks it.
 fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + Sync)) -> Result<Summary, RunError> {
-    let mut layers = Layers::from_recipe("smoke").expect("a recipe");
-    SHORT.iter().for_each(|setting| layers.set(setting).expect("a setting"));
+    let mut layers = Layers::from_recipe("smoke");
+    SHORT.iter().for_each(|setting| layers.set(setting));
     let run_file = layers.finish().expect("a run file");
     let settings = run_file.stage_settings();
     let (pools, tokenizer) = (builtin().expect("pools"), builtin_tokenizer().expect("a tokenizer"));

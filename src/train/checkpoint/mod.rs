@@ -33,6 +33,7 @@ pub use snapshot::Snapshot;
 pub use writer::CheckpointWriter;
 
 use super::files::{FileError, write_atomically};
+use crate::algorithm::{Problems, SettingErrors};
 use crate::collectives::CollectiveError;
 use crate::model::ModelError;
 use crate::types::sync_folder;
@@ -57,16 +58,15 @@ impl Default for CheckpointSettings {
 
 impl CheckpointSettings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
         for (name, value) in
             [("every_rft_steps", self.every_rft_steps), ("every_rl_steps", self.every_rl_steps), ("keep", self.keep)]
         {
-            if value == 0 {
-                return Err(format!("checkpoint.{name} = 0: must be at least 1"));
-            }
+            problems.unless(value > 0, name, value, "give at least 1");
         }
-        Ok(())
+        problems.finish()
     }
 }
 
