@@ -161,12 +161,12 @@ mod tests {
         let mut layers = Layers::from_recipe("quickstart").unwrap();
         layers.set("rl.steps=3").unwrap();
         layers.set("run.name = plain-text").unwrap();
-        layers.set("rl.clip.epsilon_high=0.5").unwrap();
+        layers.set("rl.loss.clip.epsilon_high=0.5").unwrap();
         let run_file = layers.finish().unwrap();
         let recipe = Layers::from_recipe("quickstart").unwrap().finish().unwrap();
         assert_eq!((run_file.rl.steps, run_file.run.name.as_str()), (3, "plain-text"));
-        assert_eq!(run_file.rl.clip.epsilon_high, 0.5);
-        assert_eq!(run_file.rl.clip.epsilon_low, recipe.rl.clip.epsilon_low);
+        assert_eq!(run_file.rl.loss.clip.epsilon_high, 0.5);
+        assert_eq!(run_file.rl.loss.clip.epsilon_low, recipe.rl.loss.clip.epsilon_low);
         assert_eq!(run_file.rft, recipe.rft);
     }
 

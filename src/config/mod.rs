@@ -125,6 +125,7 @@ impl RunFile {
         let mut problems = Problems::default();
         problems.within("rft", self.rft.check());
         problems.within("rl", self.rl.check());
+        problems.within("rl", self.rl.check_with(&self.agent));
         problems.finish().map_err(|errors| errors.to_string())?;
         self.step.check()?;
         self.parallel.check()?;

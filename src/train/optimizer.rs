@@ -26,6 +26,31 @@ impl Default for AdamWSettings {
     }
 }
 
+/// What is done about large gradients, by their global norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormLimits {
+    /// Above this they are scaled down to it.
+    pub clip: f32,
+    /// From this on the step is not taken.
+    pub skip: Option<f32>,
+}
+
+impl NormLimits {
+    /// No step is too large to be taken.
+    pub fn clip_at(clip: f32) -> NormLimits {
+        NormLimits { clip, skip: None }
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stepped {
+    /// Of the gradients of all ranks, before clipping.
+    pub norm: f64,
+    /// Weights and moments were left as they were.
+    pub skipped: bool,
+}
+
 /// Where the moments are and the update is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MomentPlace {
@@ -99,8 +124,8 @@ impl<D: Device> AdamW<D> {
         self.steps
     }
 
-    /// One step on the pieces of all ranks. Gradients are scaled down so that their global norm is at most `clip_norm`. Returns
-    /// the norm before clipping; if it is not finite nothing is changed, and the caller must say so.
+    /// One step on the pieces of all ranks. Gradients are scaled down so that their global norm is at most `norms.clip`. If the norm
+    /// before that is not finite, or `norms.skip` or more, nothing is changed, and the caller must say so.
     ///
     /// # Errors
     /// A rank is lost.
@@ -109,18 +134,19 @@ impl<D: Device> AdamW<D> {
         pieces: impl IntoIterator<Item = Piece<'a, D>>,
         ranks: &Ranks,
         learning_rate: f32,
-        clip_norm: f32,
-    ) -> Result<f64, CollectiveError> {
+        norms: NormLimits,
+    ) -> Result<Stepped, CollectiveError> {
         let pieces: Vec<_> = pieces.into_iter().collect();
         let squares: Vec<f64> = pieces.iter().map(|piece| self.device.sum_of_squares(piece.gradient)).collect();
         let mut sum = [squares.iter().sum::<f64>()];
         ranks.sum(&mut sum)?;
         let norm = sum[0].sqrt();
-        if !norm.is_finite() {
-            return Ok(norm);
+        if !norm.is_finite() || norms.skip.is_some_and(|skip| norm >= skip as f64) {
+            return Ok(Stepped { norm, skipped: true });
         }
         self.steps += 1;
-        let gradient_scale = if norm > clip_norm as f64 { (clip_norm as f64 / norm) as f32 } else { 1.0 };
+        let clip = norms.clip as f64;
+        let gradient_scale = if norm > clip { (clip / norm) as f32 } else { 1.0 };
         for (index, piece) in pieces.into_iter().enumerate() {
             let step = AdamWStep {
                 learning_rate,
@@ -133,7 +159,7 @@ impl<D: Device> AdamW<D> {
             };
             self.update(index, piece, step);
         }
-        Ok(norm)
+        Ok(Stepped { norm, skipped: false })
     }
 
     fn update(&mut self, index: usize, piece: Piece<'_, D>, step: AdamWStep) {
