@@ -141,7 +141,9 @@ pub fn disk_needed(run_file: &RunFile, parameters: usize) -> u64 {
     let rollouts = run_file.rl.steps + 4 + run_file.rl.steps / run_file.evaluate.every.max(1);
     let episodes = run_file.rft.candidates + run_file.run.episodes_kept * rollouts;
     let episodes = episodes as u64 * run_file.agent.max_tokens as u64 * TOKEN;
-    checkpoint * (run_file.checkpoint.keep as u64 + 1) + episodes + METRICS
+    // The weights that a KL term pulls towards.
+    let reference = u64::from(run_file.rl.loss.kl.coefficient != 0.0);
+    checkpoint * (run_file.checkpoint.keep as u64 + 1 + reference) + episodes + METRICS
 }
 
 /// Refuses a disk that will not hold the run.

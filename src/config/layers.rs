@@ -325,19 +325,19 @@ mod tests {
         layers.set("rl.steps=3");
         layers.set("rl.steps=4");
         layers.set("run.name = plain-text");
-        layers.set("rl.clip.epsilon_high=0.5");
+        layers.set("rl.loss.clip.epsilon_high=0.5");
         let run_file = layers.finish().unwrap();
         assert_eq!((run_file.rl.steps, run_file.run.name.as_str()), (4, "plain-text"));
-        assert_eq!(run_file.rl.clip.epsilon_high, 0.5);
-        assert_eq!(run_file.rl.clip.epsilon_low, quickstart().rl.clip.epsilon_low);
+        assert_eq!(run_file.rl.loss.clip.epsilon_high, 0.5);
+        assert_eq!(run_file.rl.loss.clip.epsilon_low, quickstart().rl.loss.clip.epsilon_low);
         assert_eq!(run_file.rft, quickstart().rft);
     }
 
     #[test]
     fn an_optional_setting_is_switched_off_again() {
         let mut layers = Layers::from_recipe("quickstart");
-        layers.set("rl.clip.dual_clip=3.0");
-        layers.set("rl.clip.dual_clip=off");
+        layers.set("rl.loss.clip.dual_clip=3.0");
+        layers.set("rl.loss.clip.dual_clip=off");
         assert_eq!(layers.finish().unwrap(), quickstart());
         let mut layers = Layers::from_recipe("quickstart");
         layers.set("rl.steps=off");

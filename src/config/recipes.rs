@@ -10,8 +10,16 @@ use serde::Serialize;
 use super::text::Text;
 
 /// Name and text of every recipe, the default first.
-pub const RECIPES: [(&str, &str); 2] =
-    [("quickstart", include_str!("../../recipes/quickstart.toml")), ("smoke", include_str!("../../recipes/smoke.toml"))];
+pub const RECIPES: [(&str, &str); 8] = [
+    ("quickstart", include_str!("../../recipes/quickstart.toml")),
+    ("smoke", include_str!("../../recipes/smoke.toml")),
+    ("deepswe", include_str!("../../recipes/deepswe.toml")),
+    ("nebius", include_str!("../../recipes/nebius.toml")),
+    ("nebius-rft", include_str!("../../recipes/nebius-rft.toml")),
+    ("nebius-stage1", include_str!("../../recipes/nebius-stage1.toml")),
+    ("nebius-stage2", include_str!("../../recipes/nebius-stage2.toml")),
+    ("dapo", include_str!("../../recipes/dapo.toml")),
+];
 
 /// Recipes of our own, whose comments name no sources.
 pub const OWN: [&str; 2] = ["quickstart", "smoke"];

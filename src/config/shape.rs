@@ -84,7 +84,7 @@ impl Field {
             Shape::Word(words, _) => {
                 // Second spellings follow the first ones.
                 let mut distinct: Vec<&str> = Vec::new();
-                distinct.extend(words);
+                distinct.extend(words.iter());
                 distinct.dedup_by(|word, before| word.eq_ignore_ascii_case(before));
                 distinct.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" or ")
             }

@@ -15,7 +15,7 @@ use crate::algorithm::{Problems, SettingErrors};
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// Softmax temperature; 0 takes the most probable token.
-    pub temperature: f32,
+    pub temperature: f64,
     /// Sequences sampled together; further episodes wait for a free place.
     pub max_sequences: usize,
     /// Rows of one forward pass at most: longer prompts are read in pieces.

@@ -125,7 +125,7 @@ pub fn evaluate(
 ) -> Result<(Evaluation, Vec<Episode>), RolloutError> {
     let tasks: Vec<&Task> = held_out.main.iter().chain(&held_out.structure).copied().collect();
     let Stream { seed, stream, version } = stream;
-    let work = Work { tasks: &tasks, samples, seed, stream, step: 0, version };
+    let work = Work { tasks: &tasks, samples, first_task: 0, seed, stream, step: 0, version };
     let episodes = rollout.collect(engine, &work, on_progress, stop)?;
     let (main, structure) = episodes.split_at(held_out.main.len() * samples);
     let mut evaluation = summarise(main, samples);

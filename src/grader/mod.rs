@@ -163,6 +163,11 @@ impl Grader {
         self.memo.counters()
     }
 
+    /// Seconds that test runs have taken since last forgotten, in all threads together.
+    pub fn test_seconds(&self) -> f64 {
+        self.memo.seconds()
+    }
+
     /// Runs `tests` over `files`, or remembers what they gave. True if remembered.
     fn run(&self, task: &Task, files: Workspace, tests: &[String]) -> (Outcome, bool) {
         let key = (self.settings.remember && task.deterministic).then(|| fingerprint(&task.id, &files, tests));

@@ -3,7 +3,7 @@
 //! ```text
 //! mod.rs     the order of the points of a run, and going on from any of them
 //! rft.rs     scripted demonstrations -> what passes -> imitation steps
-//! rl.rs      groups of rollouts -> advantages -> policy steps
+//! rl/        groups of rollouts -> advantages -> policy steps
 //! state.rs   what a checkpoint must remember
 //! summary.rs what the run found, for summary.json
 //! ```
@@ -24,7 +24,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub use rft::RftSettings;
-pub use rl::RlSettings;
+pub use rl::{RlProgress, RlSettings};
 pub use state::{Point, RunState};
 pub use summary::Summary;
 
@@ -198,6 +198,7 @@ impl<D: Device> Run<'_, D> {
     fn enter(&mut self, point: Point, optimizer: AdamWSettings) {
         self.learner.state.point = point;
         self.learner.state.step = 0;
+        self.learner.state.rl = RlProgress::default();
         self.learner.trainer.reset_optimizer(optimizer);
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::RlProgress;
 use crate::evaluate::Evaluation;
 use crate::grader::Counters;
 use crate::types::{Episode, exact};
@@ -28,6 +29,8 @@ pub struct RunState {
     pub step: usize,
     pub rft_steps: usize,
     pub rl_steps: usize,
+    /// Of the stage of reinforcement learning, if the run is in it.
+    pub rl: RlProgress,
     /// Lines of `metrics.jsonl` that belong to this state.
     pub metrics_lines: usize,
     pub evaluations: BTreeMap<String, Evaluation>,
@@ -55,6 +58,7 @@ impl RunState {
             step: 0,
             rft_steps: 0,
             rl_steps: 0,
+            rl: RlProgress::default(),
             metrics_lines: 0,
             evaluations: BTreeMap::new(),
             tasks_sha256,

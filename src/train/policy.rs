@@ -1,9 +1,11 @@
 //! What is trained: a whole model on one rank, or its shards on many.
 
+use std::path::Path;
+
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
-use crate::model::{Gradients, Layout, Model, ModelConfig, NoExchange, PassSettings, Piece, TrainingPass};
-use crate::parallel::ShardedModel;
+use crate::model::{Gradients, Layout, Model, ModelConfig, ModelError, NoExchange, PassSettings, Piece, TrainingPass};
+use crate::parallel::{ShardedModel, World};
 use crate::types::Batch;
 
 /// Parameters and their gradients, wherever they lie. What differs between one rank and many is decided here and nowhere else.
@@ -147,6 +149,33 @@ impl<D: Device> Policy<D> {
                 Ok(())
             }
             Policy::Sharded { model, .. } => model.gather_tensors(wanted, accept),
+        }
+    }
+}
+
+/// Weights that stand still: the reference of a divergence term. It lies as the policy does, whole or in shards.
+pub enum Frozen<D: Device> {
+    Whole(Model<D>),
+    Sharded(Box<ShardedModel<D>>),
+}
+
+impl<D: Device> Frozen<D> {
+    /// Loads a Hugging Face directory.
+    ///
+    /// # Errors
+    /// As [`Model::load`]. Other ranks may have been luckier: they have to be asked before the next call.
+    pub fn load(device: D, directory: &Path, world: &World<D>) -> Result<Frozen<D>, ModelError> {
+        Ok(match world.ranks.ranks() {
+            1 => Frozen::Whole(Model::load(device, directory)?),
+            _ => Frozen::Sharded(Box::new(ShardedModel::load(device, directory, world)?)),
+        })
+    }
+
+    /// As [`Policy::score`].
+    pub fn score(&mut self, batch: &Batch, temperature: f32) -> Scores {
+        match self {
+            Frozen::Whole(model) => model.score(batch, temperature),
+            Frozen::Sharded(model) => model.score(batch, temperature),
         }
     }
 }

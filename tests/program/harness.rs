@@ -51,5 +51,6 @@ pub fn result(directory: &Path) -> (Value, Vec<Value>) {
 fn remove_times(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.remove("seconds");
+        fields.remove("speed");
     }
 }
