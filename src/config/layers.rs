@@ -102,7 +102,7 @@ impl Layers {
     }
 }
 
-fn merge(base: &mut Table, layer: Table) {
+pub(super) fn merge(base: &mut Table, layer: Table) {
     for (key, value) in layer {
         match (base.get_mut(&key), value) {
             (Some(Value::Table(base)), Value::Table(layer)) => merge(base, layer),
@@ -114,7 +114,7 @@ fn merge(base: &mut Table, layer: Table) {
 }
 
 /// The TOML crate explains over several lines; people get one.
-fn one_line(error: &toml::de::Error) -> String {
+pub(super) fn one_line(error: &toml::de::Error) -> String {
     error.to_string().lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 

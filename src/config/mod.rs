@@ -5,6 +5,7 @@
 
 mod layers;
 mod recipes;
+mod stages;
 
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ pub use recipes::{RECIPES, recipe};
 
 use crate::algorithm::Problems;
 use crate::device::{DeviceChoice, GemmLibrary};
+use crate::model::RopeSettings;
 use crate::train::{CheckpointSettings, StepSettings};
 use crate::{agent, engine, evaluate, grader, parallel, sandbox, stage};
 
@@ -36,6 +38,10 @@ pub struct RunFile {
     pub checkpoint: CheckpointSettings,
     pub sandbox: sandbox::Settings,
     pub grader: grader::Settings,
+    /// What the run strings together, in order: each with `name` and `kind`, and keys of other sections that hold for it alone. The
+    /// usual stages if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<toml::Table>,
 }
 
 /// The run as a whole.
@@ -73,6 +79,9 @@ pub struct ModelSettings {
     /// start's tokenizer goes with it and gives `vocab_size`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initialise: Option<toml::Table>,
+    /// Rotary embeddings scaled for longer sequences; those of the model itself if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope: Option<RopeSettings>,
 }
 
 /// What there is to solve. A name is a file in the format of `docs/tasks.md`, or `builtin:train` and `builtin:held_out`
@@ -106,6 +115,12 @@ impl RunFile {
     /// # Errors
     /// One line for each problem of the first section that has any: the key, what was found and what would do.
     pub fn check(&self) -> Result<(), String> {
+        self.check_sections()?;
+        self.stages().map(|_| ())
+    }
+
+    /// All but the list of stages.
+    fn check_sections(&self) -> Result<(), String> {
         let name = &self.run.name;
         if name.is_empty() || name.contains(['/', '\\', '\0']) || name.starts_with('.') {
             return Err(format!("run.name = {name:?}: must be a plain folder name"));
@@ -130,20 +145,17 @@ impl RunFile {
         self.parallel.check()?;
         self.evaluate.check()?;
         self.checkpoint.check()?;
-        self.sandbox.limits.check().map_err(|error| error.to_string())?;
-        if self.rl.steps > 0 && self.engine.temperature == 0.0 {
-            return Err(
-                "engine.temperature = 0: reinforcement learning needs attempts that differ; set it above 0 or rl.steps = 0"
-                    .into(),
-            );
+        if let Some(rope) = &self.model.rope {
+            rope.check().map_err(|problem| format!("model.rope.{problem}"))?;
         }
-        Ok(())
+        self.sandbox.limits.check().map_err(|error| error.to_string())
     }
 
-    /// What the stages need of it.
+    /// What a stage that overrides nothing needs of it.
     pub fn stage_settings(&self) -> stage::Settings {
         stage::Settings {
             seed: self.run.seed,
+            rope: self.model.rope.clone(),
             agent: self.agent.clone(),
             engine: self.engine.clone(),
             rft: self.rft.clone(),

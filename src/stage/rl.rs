@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Context, Run, RunError, builtin_engine, first_fault, rollout, show, stream};
+use super::{Attempts, Run, RunError, Settings, builtin_engine, first_fault, rollout, show, stream};
 use crate::agent::Work;
 use crate::algorithm::{
     ClipSettings, Decay, Mismatch, Problems, ScheduleSettings, SettingErrors, has_signal, learning_rate, leave_one_out,
@@ -72,7 +72,7 @@ impl RlSettings {
 /// A line of `metrics.jsonl`.
 #[derive(Serialize)]
 struct Line {
-    stage: &'static str,
+    kind: &'static str,
     step: usize,
     loss: f64,
     learning_rate: f64,
@@ -107,12 +107,13 @@ impl<D: Device> Run<'_, D> {
     pub(super) fn reinforce(&mut self) -> Result<(), RunError> {
         let settings = &self.context.settings.rl;
         let (total, every) = (settings.steps, self.context.settings.evaluate.every);
+        let name = &self.stage()?.name;
         let before = self.learner.state.step;
         let phase = self.context.progress.phase("reinforce", Some(total.saturating_sub(before) as u64));
         for step in before..total {
             if every > 0 && step > 0 && step % every == 0 {
                 let samples = self.context.settings.evaluate.samples_between;
-                self.evaluate(&format!("rl_step_{step}"), stream::EVALUATE_BETWEEN + step as u64, samples)?;
+                self.evaluate(&format!("{name}_step_{step}"), stream::EVALUATE_BETWEEN + step as u64, samples)?;
             }
             if step > before && step % self.context.settings.checkpoint.every_rl_steps == 0 {
                 self.save()?;
@@ -149,7 +150,7 @@ impl<D: Device> Run<'_, D> {
         let settings = &self.context.settings.rl;
         let started = Instant::now();
         self.context.grader.forget();
-        let tasks = draw_tasks(self.context, step);
+        let tasks = draw_tasks(&self.pool, self.context.settings, step);
         let episodes = self.roll_out(&tasks, step)?;
         let rollout_seconds = started.elapsed().as_secs_f64();
 
@@ -190,14 +191,15 @@ impl<D: Device> Run<'_, D> {
             self.context.progress.warn(&format!("step {}: {count} log-probabilities are not finite numbers", step + 1));
         }
 
-        let counts = self.verdict_counts()?;
+        let (stage, counts) = (self.stage()?, self.verdict_counts()?);
         let state = &mut self.learner.state;
         state.count_verdicts(counts);
         state.count_faults(&episodes);
         state.mismatch_max = state.mismatch_max.max(metrics.mismatch.max_absolute);
         state.add_seconds("rl_rollout", rollout_seconds);
         state.add_seconds("rl_train", train_seconds);
-        self.keep_episodes(&format!("rl-{:05}", step + 1), &episodes)?;
+        state.count_attempts(&stage.name, Attempts::count(&episodes));
+        self.keep_episodes(&format!("{}-{:05}", stage.name, step + 1), &episodes)?;
 
         let valid: Vec<&Episode> = groups.iter().flat_map(|group| &group.episodes).collect();
         let mean = |value: &dyn Fn(&Episode) -> f64| valid.iter().map(|episode| value(episode)).sum::<f64>() / valid.len() as f64;
@@ -207,7 +209,7 @@ impl<D: Device> Run<'_, D> {
         };
         let solved = count_groups(&|outcomes| outcomes.contains(&1.0));
         Ok(Line {
-            stage: "rl",
+            kind: "rl",
             step: step + 1,
             loss: metrics.loss,
             learning_rate: rate,
@@ -282,20 +284,19 @@ impl<D: Device> Run<'_, D> {
 }
 
 /// The tasks of a step: the pool in a shuffled order, a new order each time it has been gone through.
-fn draw_tasks<'a>(context: &Context<'a>, step: usize) -> Vec<&'a Task> {
-    let pool = context.train_tasks;
-    let count = context.settings.rl.tasks_per_step;
+fn draw_tasks<'a>(pool: &[&'a Task], settings: &Settings, step: usize) -> Vec<&'a Task> {
+    let count = settings.rl.tasks_per_step;
     let mut drawn = Vec::with_capacity(count);
     let mut shuffled: Option<(usize, Vec<usize>)> = None;
     for place in step * count..(step + 1) * count {
         let (epoch, at) = (place / pool.len(), place % pool.len());
         if shuffled.as_ref().is_none_or(|(of, _)| *of != epoch) {
             let mut order: Vec<usize> = (0..pool.len()).collect();
-            Key::new(Purpose::DrawTasks, &[context.settings.seed, epoch as u64]).shuffle(&mut order);
+            Key::new(Purpose::DrawTasks, &[settings.seed, epoch as u64]).shuffle(&mut order);
             shuffled = Some((epoch, order));
         }
         if let Some((_, order)) = &shuffled {
-            drawn.push(&pool[order[at]]);
+            drawn.push(pool[order[at]]);
         }
     }
     drawn

@@ -2,6 +2,7 @@
 
 mod bench;
 mod devices;
+mod evaluate;
 mod harness;
 mod launch;
 mod on_policy;
@@ -10,3 +11,4 @@ mod plan;
 mod refusals;
 mod resume;
 mod smoke;
+mod stages;

@@ -2,5 +2,6 @@
 
 mod checkpoints;
 mod run;
+mod stages;
 mod steps;
 mod support;

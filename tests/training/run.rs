@@ -3,14 +3,13 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use learner::config::Layers;
+use learner::config::{Layers, RunFile};
 use learner::device::CpuDevice;
-use learner::evaluate::HeldOut;
 use learner::grader::Grader;
 use learner::model::ModelConfig;
 use learner::parallel::{Ranks, World};
 use learner::sandbox::{RunResult, RunVerdict, TestRequest, TestRun, Tier};
-use learner::stage::{Context, Learner, RunError, RunState, Summary, run};
+use learner::stage::{Context, Learner, RunError, RunState, Stage, Summary, run};
 use learner::task::{builtin, builtin_tokenizer, builtin_tokenizer_json};
 use learner::text::ChatFormat;
 use learner::train::{Checkpoints, MetricsLog, Trainer};
@@ -56,12 +55,22 @@ fn stand_in(request: &TestRequest) -> TestRun {
     }
 }
 
-/// One rank's run, from its newest checkpoint if there is one. `stop` is asked as the run asks it.
+/// The smoke recipe cut shorter.
 fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + Sync)) -> Result<Summary, RunError> {
     let mut layers = Layers::from_recipe("smoke").expect("a recipe");
     SHORT.iter().for_each(|setting| layers.set(setting).expect("a setting"));
-    let run_file = layers.finish().expect("a run file");
-    let settings = run_file.stage_settings();
+    run_on(world, folder, &layers.finish().expect("a run file"), usize::MAX, stop)
+}
+
+/// One rank's run on so many of the training tasks, from its newest checkpoint if there is one. `stop` is asked as the run asks it.
+pub fn run_on(
+    world: World<CpuDevice>,
+    folder: &Path,
+    run_file: &RunFile,
+    tasks: usize,
+    stop: &(dyn Fn() -> bool + Sync),
+) -> Result<Summary, RunError> {
+    let (settings, stages) = (run_file.stage_settings(), run_file.stages().expect("stages"));
     let (pools, tokenizer) = (builtin().expect("pools"), builtin_tokenizer().expect("a tokenizer"));
     let config = ModelConfig { vocabulary: tokenizer.vocabulary_size(), max_positions: 1024, ..tiny() };
     let ranks: Ranks = world.ranks.clone();
@@ -70,7 +79,7 @@ fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + S
         None => (RunState::start("these".into()), policy(&world, config, 3)),
         Some(path) => (Checkpoints::load_state(path).expect("a state"), load(&world, path)),
     };
-    let optimizer = if state.rl_steps > 0 { settings.rl.optimizer } else { settings.rft.optimizer };
+    let optimizer = stages.get(state.stage).map_or(settings.rl.optimizer, Stage::optimizer);
     let mut trainer = Trainer::new(policy, world, optimizer, &settings.step);
     if let Some(path) = &checkpoint {
         trainer.restore_optimizer(path).expect("moments");
@@ -82,6 +91,8 @@ fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + S
     let context = Context {
         ranks: &ranks,
         directory: folder,
+        seed: settings.seed,
+        stages: &stages,
         settings: &settings,
         tokenizer: &tokenizer,
         format: ChatFormat::new(&tokenizer).expect("a chat format"),
@@ -89,16 +100,16 @@ fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + S
         grader: &grader,
         workers: 2,
         sandbox_tier: Tier::B,
-        train_tasks: &pools.train,
-        held_out: HeldOut::draw(&pools.held_out, &settings.evaluate, settings.seed),
+        train_tasks: &pools.train[..tasks.min(pools.train.len())],
+        held_out: &pools.held_out,
         progress: &Silent,
         stop,
     };
-    run(&context, &mut learner, log)
+    run(context, &mut learner, log)
 }
 
 /// The metrics of a run, and how far two of them are apart: numbers by their difference over their size, all else must be equal.
-fn metrics(folder: &Path) -> Vec<Value> {
+pub fn metrics(folder: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
     text.lines().map(|line| serde_json::from_str(line).expect("a line")).collect()
 }
@@ -131,7 +142,7 @@ fn several_ranks_find_what_one_finds() {
     let first = |folder: &Path| std::fs::read_to_string(folder.join("episodes/before_rft.jsonl")).expect("episodes");
     assert_eq!(first(one), first(many));
     let demonstrations = |folder: &Path| {
-        let text = std::fs::read_to_string(folder.join("episodes/demonstrations.jsonl")).expect("demonstrations");
+        let text = std::fs::read_to_string(folder.join("episodes/rft-kept.jsonl")).expect("demonstrations");
         text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(demonstrations(one), demonstrations(many));
@@ -151,6 +162,13 @@ fn several_ranks_find_what_one_finds() {
     }
 }
 
+/// The metrics without what differs between equal runs.
+pub fn timeless(folder: &Path) -> Vec<Value> {
+    let mut lines = metrics(folder);
+    lines.iter_mut().for_each(|line| drop(line.as_object_mut().expect("an object").remove("seconds")));
+    lines
+}
+
 /// Asked in the middle of fine-tuning and in the middle of a rollout, whose episodes are then drawn again, on one rank alone.
 #[test]
 fn a_rank_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_they_go_on_to_the_same_end() {
@@ -160,7 +178,7 @@ fn a_rank_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_they_go_on_to_the
     let noted = |what: &str| std::fs::read_to_string(stopped.join("metrics.jsonl")).is_ok_and(|text| text.contains(what));
     // (what must have been noted, how often it is then asked for nothing, the steps that are saved). Between two steps it is asked
     // once; so the second time after the evaluation behind the first step of RL is within the rollout of the second.
-    for (after, more, saved) in [("\"rft\"", 3, None), ("\"rl_step_1\"", 1, Some(13))] {
+    for (after, more, saved) in [("\"kind\":\"rft\"", 3, None), ("\"rl_step_1\"", 1, Some(13))] {
         let results = on_ranks(2, 1, |world| {
             let (rank, asked) = (world.ranks.rank(), AtomicUsize::new(0));
             run_rank(world, stopped, &|| rank == 1 && noted(after) && asked.fetch_add(1, Ordering::Relaxed) >= more)
@@ -177,10 +195,5 @@ fn a_rank_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_they_go_on_to_the
     let resumed = on_ranks(2, 1, |world| run_rank(world, stopped, &|| false).expect("a whole run")).remove(0);
     assert_eq!(resumed.weights_sha256, straight.weights_sha256);
     assert_eq!(resumed.evaluation, straight.evaluation);
-    let timeless = |folder: &Path| {
-        let mut lines = metrics(folder);
-        lines.iter_mut().for_each(|line| drop(line.as_object_mut().expect("an object").remove("seconds")));
-        lines
-    };
     assert_eq!(timeless(stopped), timeless(whole));
 }
