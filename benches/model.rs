@@ -23,6 +23,7 @@ fn config(large: bool) -> ModelConfig {
         head_dim: 32,
         norm_epsilon: 1e-6,
         rope_theta: 10_000.0,
+        yarn: None,
         max_positions: 4096,
         tied_embeddings: true,
         attention_bias: false,

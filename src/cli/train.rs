@@ -22,7 +22,7 @@ use crate::model::ModelConfig;
 use crate::parallel::{Mesh, Ranks, World};
 use crate::report::Reporter;
 use crate::sandbox::Sandbox;
-use crate::stage::{self, Context, Learner, Point, RunState};
+use crate::stage::{self, Context, Learner, RunState, Stage};
 use crate::train::{Checkpoints, MetricsLog, Policy, Trainer};
 use crate::types::{Progress, Silent, bytes};
 
@@ -100,6 +100,7 @@ pub struct Training<'a> {
     run_file: &'a RunFile,
     directory: &'a RunDirectory,
     pub checkpoint: Option<PathBuf>,
+    stages: Vec<Stage>,
     pub tasks: Tasks,
     text: Text,
     sandbox: Sandbox,
@@ -114,15 +115,16 @@ impl Training<'_> {
         checkpoint: Option<PathBuf>,
         ranks: usize,
     ) -> Result<Training<'a>, CliError> {
+        let stages = run_file.stages().map_err(CliError::refused)?;
         let tasks = Tasks::load(run_file)?;
         setup::set_threads(run_file.run.threads)?;
-        setup::check_demonstrable(run_file, &tasks.train)?;
+        setup::check_demonstrable(run_file, &stages, &tasks.train)?;
         // A checkpoint holds its own tokenizer: going on needs nothing else of the model it came from.
         let text = Text::load(checkpoint.as_deref().or(run_file.model.directory.as_deref()))?;
         text.format()?;
         let sandbox = setup::start_sandbox(run_file)?;
         let workers = sandbox.parallel().div_ceil(ranks);
-        Ok(Training { run_file, directory, checkpoint, tasks, text, sandbox, workers })
+        Ok(Training { run_file, directory, checkpoint, stages, tasks, text, sandbox, workers })
     }
 }
 
@@ -153,14 +155,14 @@ impl RankWork for RankTraining<'_> {
 
 fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Result<(), RankError> {
     let RankTraining { training, stop, output, started, scaled, warning } = rank;
-    let Training { run_file, directory, checkpoint, tasks, text, sandbox, workers } = training;
+    let Training { run_file, directory, checkpoint, stages, tasks, text, sandbox, workers } = training;
     let state = match checkpoint {
-        Some(checkpoint) => state_of(checkpoint, tasks)?,
+        Some(checkpoint) => state_of(checkpoint, tasks, stages)?,
         None => RunState::start(tasks.sha256()),
     };
     let policy = setup::load_policy(device, &world, run_file, checkpoint.as_deref(), text)?;
-    setup::check_length(policy.config(), run_file.agent.max_tokens, "agent.max_tokens")?;
-    let disk = directory::disk_needed(run_file, policy.parameter_count());
+    setup::check_stages(policy.config(), stages)?;
+    let disk = directory::disk_needed(run_file, stages, tasks.train.len(), policy.parameter_count());
     // Rank 0 is the one that writes and is seen.
     let ranks = world.ranks.clone();
     let _lock = if ranks.first() { directory::enter(directory, run_file, disk)? } else { None };
@@ -171,8 +173,7 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
     let reporter = ranks.first().then(|| Reporter::new(output.verbosity(), output.json));
     let progress: &dyn Progress = reporter.as_ref().map_or(&Silent, |reporter| reporter);
     let settings = run_file.stage_settings();
-    let held_out = HeldOut::draw(&tasks.held_out, &run_file.evaluate, run_file.run.seed);
-    header(progress, training, &policy, &world, &held_out, disk);
+    header(progress, training, &policy, &world, disk);
     if !scaled.is_empty() {
         let title = "scale tiny: not the recipe itself but its stages and settings on a tiny model, with the quick start's tasks and scaffold";
         progress.table(title, &recipe::CHANGE_HEADERS, &recipe::change_rows(scaled));
@@ -181,10 +182,7 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
         progress.warn(warning);
     }
 
-    let optimizer_settings = match state.point {
-        Point::EvaluateBefore | Point::Rft => run_file.rft.optimizer,
-        _ => run_file.rl.optimizer,
-    };
+    let optimizer_settings = stages.get(state.stage).map_or(run_file.rl.optimizer, Stage::optimizer);
     let mut trainer = Trainer::new(policy, world, optimizer_settings, &run_file.step);
     if let Some(checkpoint) = checkpoint {
         trainer.restore_optimizer(checkpoint).map_err(CliError::failed)?;
@@ -211,6 +209,8 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
     let context = Context {
         ranks: &ranks,
         directory: &directory.path,
+        seed: run_file.run.seed,
+        stages,
         settings: &settings,
         tokenizer: &text.tokenizer,
         format: text.format()?,
@@ -219,11 +219,11 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
         workers: *workers,
         sandbox_tier: sandbox.tier(),
         train_tasks: &tasks.train,
-        held_out,
+        held_out: &tasks.held_out,
         progress,
         stop: &|| stop.raised(),
     };
-    let summary = stage::run(&context, &mut learner, log).map_err(|error| explain(error, &directory.path, ranks.ranks()))?;
+    let summary = stage::run(context, &mut learner, log).map_err(|error| explain(error, &directory.path, ranks.ranks()))?;
     match &reporter {
         Some(reporter) => Ok(finish(&summary, &directory.path, reporter, output, started)?),
         None => Ok(()),
@@ -231,68 +231,61 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
 }
 
 /// Where the run was at a checkpoint.
-fn state_of(checkpoint: &Path, tasks: &Tasks) -> Result<RunState, CliError> {
+fn state_of(checkpoint: &Path, tasks: &Tasks, stages: &[Stage]) -> Result<RunState, CliError> {
     let state: RunState = Checkpoints::load_state(checkpoint).map_err(CliError::failed)?;
     if state.tasks_sha256 != tasks.sha256() {
         let message = format!("{}: the tasks have changed since; put them back, or start another run", checkpoint.display());
         return Err(CliError::Refused(message));
     }
+    let unknown = state.stages.keys().find(|name| !stages.iter().any(|stage| stage.name == **name));
+    if let Some(name) = unknown {
+        let message = format!("{}: it has been through a stage {name:?} that the run file does not list", checkpoint.display());
+        return Err(CliError::Refused(message));
+    }
     Ok(state)
 }
 
-fn header<D: Device>(
-    progress: &dyn Progress,
-    training: &Training<'_>,
-    policy: &Policy<D>,
-    world: &World<D>,
-    held_out: &HeldOut,
-    disk: u64,
-) {
-    let Training { run_file, directory, tasks, sandbox, .. } = training;
+fn header<D: Device>(progress: &dyn Progress, training: &Training<'_>, policy: &Policy<D>, world: &World<D>, disk: u64) {
+    let Training { run_file, directory, stages, tasks, sandbox, .. } = training;
+    let held_out = HeldOut::draw(&tasks.held_out, &run_file.evaluate, run_file.run.seed);
     let row = |name: &str, value: String| (name.to_owned(), value);
     let origin = match &run_file.model.directory {
         Some(directory) => directory.display().to_string(),
         None => format!("drawn at random, seed {}", run_file.run.seed),
     };
-    let groups = format!("{} tasks x {} attempts", run_file.rl.tasks_per_step, run_file.rl.group_size);
     progress.header(
         &format!("learner: {}", run_file.run.name),
         &[
             row("model", format!("{} ({origin})", describe_shape(policy.config()))),
             row("parameters", format!("{}", policy.parameter_count())),
             row("device", policy.device().describe() + &describe_ranks(&world.ranks, &world.mesh)),
-            row("memory", describe_memory(policy, run_file, held_out)),
+            row("memory", describe_memory(policy, stages, &held_out)),
             row("tasks", format!("{} to train on ({})", tasks.train.len(), run_file.tasks.train)),
             row("held out", format!("{} tasks, {} of unseen structure", held_out.main.len(), held_out.structure.len())),
             row("sandbox", format!("tier {}, {} at once", sandbox.tier(), sandbox.parallel())),
-            row(
-                "stages",
-                format!(
-                    "fine-tune on {} demonstrations, reinforce {} steps of {groups}",
-                    run_file.rft.candidates, run_file.rl.steps
-                ),
-            ),
+            row("stages", stages.iter().map(Stage::describe).collect::<Vec<_>>().join(", ")),
             row("disk", format!("up to {} in {}", bytes(disk), directory.path.display())),
         ],
     );
 }
 
-/// What a rank holds, by purpose.
-fn describe_memory<D: Device>(policy: &Policy<D>, run_file: &RunFile, held_out: &HeldOut) -> String {
+/// What a rank holds, by purpose, in the stage that needs most of it.
+fn describe_memory<D: Device>(policy: &Policy<D>, stages: &[Stage], held_out: &HeldOut) -> String {
     let Policy::Whole { model, .. } = policy else {
         return "weights, gradients and moments in shards over all ranks, and a copy of the weights to sample from".into();
     };
-    let memory = model.memory_by_purpose(run_file.step.recompute);
-    let micro_batch = run_file.step.micro_batch_tokens * memory.activations_per_token;
-    let episodes = run_file.rl.tasks_per_step * run_file.rl.group_size;
-    let evaluated = (held_out.main.len() + held_out.structure.len()) * run_file.evaluate.samples;
-    let sequences = run_file.engine.max_sequences.min(episodes.max(evaluated));
-    let caches = sequences * run_file.agent.max_tokens * memory.key_values_per_token;
+    let most = |bytes: &dyn Fn(&stage::Settings) -> usize| stages.iter().map(|stage| bytes(&stage.settings)).max().unwrap_or(0);
+    let memory = model.memory_by_purpose(stages.iter().all(|stage| stage.settings.step.recompute));
+    let caches = most(&|settings| {
+        let episodes = settings.rl.tasks_per_step * settings.rl.group_size;
+        let evaluated = (held_out.main.len() + held_out.structure.len()) * settings.evaluate.samples;
+        settings.engine.max_sequences.min(episodes.max(evaluated)) * settings.agent.max_tokens * memory.key_values_per_token
+    });
     let purposes = [
         ("weights", memory.weights + memory.packed),
         ("gradients", memory.gradients),
         ("optimizer", memory.optimizer),
-        ("activations", micro_batch),
+        ("activations", most(&|settings| settings.step.micro_batch_tokens * memory.activations_per_token)),
         ("keys and values up to", caches),
     ];
     purposes.map(|(purpose, count)| format!("{purpose} {}", bytes(count as u64))).join(", ")

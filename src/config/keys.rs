@@ -8,15 +8,28 @@ use std::sync::LazyLock;
 
 use toml::Value;
 
-use super::RunFile;
 use super::shape::{Field, Shape};
 use super::text::{join, written as toml_text};
+use super::{RunFile, StageTable};
 
 /// The page that explains every key.
 pub const PAGE: &str = include_str!("../../docs/configuration.md");
 
 /// The whole run file as a tree of keys.
 pub static ROOT: LazyLock<Field> = LazyLock::new(Field::of::<RunFile>);
+
+/// A table of `[[stages]]`, in which what overrides a section has the keys of that section.
+pub static STAGE: LazyLock<Field> = LazyLock::new(|| {
+    let mut stage = Field::of::<StageTable>();
+    if let Shape::Table(table) = &mut stage.shape {
+        for (name, field) in &mut table.fields {
+            if let Some(section) = ROOT.field(name) {
+                field.shape = section.shape.clone();
+            }
+        }
+    }
+    stage
+});
 
 /// A key of the run file.
 pub struct Key {

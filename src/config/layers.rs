@@ -7,7 +7,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::RunFile;
-use super::keys::{ROOT, nearest};
+use super::keys::{ROOT, STAGE, nearest};
 use super::recipes::{RECIPES, recipe};
 use super::scale::{self, Change};
 use super::shape::{Field, Shape};
@@ -80,9 +80,28 @@ impl Layers {
             _ => Value::String(value.into()),
         };
         let layer = key.rsplit('.').fold(value, |inner, part| Value::Table(Table::from_iter([(part.to_owned(), inner)])));
-        if let Value::Table(layer) = layer {
-            self.add(layer, &|_| origin.clone());
+        let Value::Table(mut layer) = layer else { return };
+        if let Err(problem) = self.name_stage(&mut layer) {
+            return self.unread(format!("{origin}: {problem}"));
         }
+        self.add(layer, &|_| origin.clone());
+    }
+
+    /// `stages.NAME.key` is a key of the stage of that name: the list becomes the one so far with that stage's table merged.
+    fn name_stage(&self, layer: &mut Table) -> Result<(), String> {
+        let Some(Value::Table(named)) = layer.get("stages") else { return Ok(()) };
+        let mut stages = self.merged.get("stages").and_then(Value::as_array).cloned().unwrap_or_default();
+        let name_of = |stage: &Value| stage.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+        for (name, keys) in named {
+            let names = stages.iter().map(name_of).collect::<Vec<_>>().join(", ");
+            let Some(Value::Table(stage)) = stages.iter_mut().find(|stage| name_of(stage) == *name) else {
+                return Err(format!("no stage is called {name}; there are {names}"));
+            };
+            let Value::Table(keys) = keys else { return Err(format!("give a key of stage {name}, such as rl.steps")) };
+            merge(stage, keys.clone(), &STAGE);
+        }
+        layer.insert("stages".into(), Value::Array(stages));
+        Ok(())
     }
 
     /// Overrides one key with a value that comes from a flag of its own.
@@ -225,6 +244,7 @@ impl Reading<'_> {
             (Value::Array(values), Shape::List(of)) => {
                 let element = |(index, value): (usize, Value)| {
                     let own_name = value.get("name").and_then(Value::as_str).map(str::to_owned);
+                    let of = if name == "stages" { &STAGE } else { of.as_ref() };
                     self.value(&element_name(name, index, own_name.as_deref()), value, of)
                 };
                 Some(Value::Array(values.into_iter().enumerate().filter_map(element).collect()))
@@ -253,7 +273,8 @@ fn describe(value: &Value) -> String {
     }
 }
 
-fn merge(base: &mut Table, layer: Table, known: &Field) {
+/// Lays `layer` over `base`; `known` is what both are.
+pub(super) fn merge(base: &mut Table, layer: Table, known: &Field) {
     for (key, value) in layer {
         let field = known.field(&key);
         match (base.get_mut(&key), value) {
@@ -269,7 +290,7 @@ fn merge(base: &mut Table, layer: Table, known: &Field) {
 }
 
 /// The TOML crate explains over several lines; people get one.
-fn one_line(error: &toml::de::Error) -> String {
+pub(super) fn one_line(error: &toml::de::Error) -> String {
     error.to_string().lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 

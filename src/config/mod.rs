@@ -8,6 +8,7 @@
 //! shape.rs   what every key may hold, learned from the settings types
 //! layers.rs  recipe, files, flags -> one run file, or everything that is wrong with them
 //! keys.rs    every key explained
+//! stages.rs  what a stage overrides
 //! recipes.rs the run files that come with the program, and where their settings come from
 //! scale.rs   any recipe, small
 //! missing.rs what published recipes need that does not exist yet
@@ -19,6 +20,7 @@ mod missing;
 pub mod recipes;
 mod scale;
 pub mod shape;
+mod stages;
 mod text;
 
 use std::path::PathBuf;
@@ -28,9 +30,11 @@ use serde::{Deserialize, Serialize};
 pub use layers::{ConfigError, Layers};
 pub use missing::{Missing, TaskFormat};
 pub use scale::Change;
+pub use stages::{Kind, StageTable};
 
 use crate::algorithm::{Problems, SettingError, SettingErrors};
 use crate::device::{DeviceChoice, GemmLibrary};
+use crate::model::RopeSettings;
 use crate::sandbox::SandboxError;
 use crate::train::{CheckpointSettings, StepSettings};
 use crate::{agent, engine, evaluate, grader, parallel, sandbox, stage};
@@ -60,6 +64,8 @@ pub struct RunFile {
     pub sandbox: sandbox::Settings,
     /// How answers are graded.
     pub grader: grader::Settings,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageTable>,
 }
 
 /// The run as a whole.
@@ -98,6 +104,9 @@ pub struct ModelSettings {
     /// start's tokenizer goes with it and gives `vocab_size`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initialise: Option<toml::Table>,
+    /// Rotary embeddings scaled for longer sequences; those of the model itself if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope: Option<RopeSettings>,
 }
 
 /// What there is to solve. A name is a file in the format of `docs/tasks.md`, or `builtin:train` and `builtin:held_out`
@@ -141,6 +150,14 @@ impl RunFile {
     /// All that makes no sense, alone or together.
     pub fn check(&self) -> Result<(), SettingErrors> {
         let mut problems = Problems::default();
+        problems.join(self.check_sections());
+        problems.join(self.stages().map(|_| ()));
+        problems.finish()
+    }
+
+    /// All but the list of stages.
+    fn check_sections(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
         let name = &self.run.name;
         let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']) && !name.starts_with('.');
         problems.unless(plain, "run.name", format!("{name:?}"), "give a plain folder name");
@@ -165,9 +182,9 @@ impl RunFile {
         problems.within("evaluate", self.evaluate.check());
         problems.within("checkpoint", self.checkpoint.check());
         problems.within("sandbox", self.check_sandbox());
-        let same = self.rl.steps > 0 && self.engine.temperature == 0.0;
-        let remedy = "reinforcement learning needs attempts that differ: set it above 0, or rl.steps = 0";
-        problems.unless(!same, "engine.temperature", 0, remedy);
+        if let Some(rope) = &self.model.rope {
+            problems.within("model.rope", rope.check());
+        }
         problems.finish()
     }
 
@@ -185,10 +202,11 @@ impl RunFile {
         }
     }
 
-    /// What the stages need of it.
+    /// What a stage that overrides nothing needs of it.
     pub fn stage_settings(&self) -> stage::Settings {
         stage::Settings {
             seed: self.run.seed,
+            rope: self.model.rope.clone(),
             agent: self.agent.clone(),
             engine: self.engine.clone(),
             rft: self.rft.clone(),

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
-use crate::model::{Gradients, Layout, Model, ModelConfig, ModelError, NoExchange, PassSettings, Piece, TrainingPass};
+use crate::model::{
+    Gradients, Layout, Model, ModelConfig, ModelError, NoExchange, PassSettings, Piece, RopeSettings, TrainingPass,
+};
 use crate::parallel::{ShardedModel, World};
 use crate::types::Batch;
 
@@ -37,6 +39,22 @@ impl<D: Device> Policy<D> {
         match self {
             Policy::Whole { model, .. } => model.config(),
             Policy::Sharded { model, .. } => model.config(),
+        }
+    }
+
+    /// Scales rotary embeddings so from now on, where the policy is trained and where it samples. Returns whether that changes anything.
+    ///
+    /// # Errors
+    /// Names the first setting that makes no sense.
+    pub fn set_rope(&mut self, rope: &RopeSettings) -> Result<bool, String> {
+        match self {
+            Policy::Whole { model, .. } => model.set_rope(rope),
+            Policy::Sharded { model, replica, .. } => {
+                if let Some(replica) = replica {
+                    replica.set_rope(rope)?;
+                }
+                model.set_rope(rope)
+            }
         }
     }
 

@@ -30,6 +30,7 @@ fn model(tied_embeddings: bool) -> ModelConfig {
         head_dim: 32,
         norm_epsilon: 1e-6,
         rope_theta: 10_000.0,
+        yarn: None,
         max_positions: 512,
         tied_embeddings,
         attention_bias: false,

@@ -27,6 +27,7 @@ fn qwen3() -> ModelConfig {
         head_dim: 32,
         norm_epsilon: 1e-6,
         rope_theta: 10_000.0,
+        yarn: None,
         max_positions: 512,
         tied_embeddings: true,
         attention_bias: false,

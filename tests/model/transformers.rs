@@ -122,3 +122,13 @@ fn qwen3_tied_agrees() {
 fn qwen3_untied_agrees() {
     check("qwen3-untied");
 }
+
+#[test]
+fn qwen2_with_scaled_rotary_embeddings_agrees() {
+    check("qwen2-yarn");
+}
+
+#[test]
+fn qwen3_with_a_ramp_and_an_attention_factor_of_its_own_agrees() {
+    check("qwen3-yarn");
+}

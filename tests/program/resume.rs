@@ -92,7 +92,7 @@ fn signals_end_the_step_save_and_say_how_to_go_on() {
         let child = command.process_group(0).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
         // Once the first step of fine-tuning is noted, work is under way that must not be lost.
         let metrics = path.join("metrics.jsonl");
-        let under_way = || std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"rft\""));
+        let under_way = || std::fs::read_to_string(&metrics).is_ok_and(|text| text.contains("\"kind\":\"rft\""));
         while !under_way() {
             sleep(Duration::from_millis(5));
         }

@@ -3,5 +3,6 @@
 mod checkpoints;
 mod losses;
 mod run;
+mod stages;
 mod steps;
 mod support;

@@ -3,14 +3,13 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use learner::config::Layers;
+use learner::config::{Layers, RunFile};
 use learner::device::CpuDevice;
-use learner::evaluate::HeldOut;
 use learner::grader::Grader;
 use learner::model::ModelConfig;
 use learner::parallel::{Ranks, World};
 use learner::sandbox::{RunResult, RunVerdict, TestRequest, TestRun, Tier};
-use learner::stage::{Context, Learner, RunError, RunState, Summary, run};
+use learner::stage::{Context, Learner, RunError, RunState, Stage, Summary, run};
 use learner::task::{builtin, builtin_tokenizer, builtin_tokenizer_json};
 use learner::text::ChatFormat;
 use learner::train::{Checkpoints, MetricsLog, Trainer};
@@ -72,7 +71,7 @@ const AHEAD: [&str; 11] = [
     "rl.loss.entropy_coefficient=0.001",
 ];
 
-/// One rank's run, from its newest checkpoint if there is one. `stop` is asked as the run asks it.
+/// The smoke recipe cut shorter, with `more` settings.
 fn run_rank(
     world: World<CpuDevice>,
     folder: &Path,
@@ -81,8 +80,18 @@ fn run_rank(
 ) -> Result<Summary, RunError> {
     let mut layers = Layers::from_recipe("smoke");
     SHORT.iter().chain(more).for_each(|setting| layers.set(setting));
-    let run_file = layers.finish().expect("a run file");
-    let settings = run_file.stage_settings();
+    run_on(world, folder, &layers.finish().expect("a run file"), usize::MAX, stop)
+}
+
+/// One rank's run on so many of the training tasks, from its newest checkpoint if there is one. `stop` is asked as the run asks it.
+pub fn run_on(
+    world: World<CpuDevice>,
+    folder: &Path,
+    run_file: &RunFile,
+    tasks: usize,
+    stop: &(dyn Fn() -> bool + Sync),
+) -> Result<Summary, RunError> {
+    let (settings, stages) = (run_file.stage_settings(), run_file.stages().expect("stages"));
     let (pools, tokenizer) = (builtin().expect("pools"), builtin_tokenizer().expect("a tokenizer"));
     let config = ModelConfig { vocabulary: tokenizer.vocabulary_size(), max_positions: 1024, ..tiny() };
     let ranks: Ranks = world.ranks.clone();
@@ -91,7 +100,7 @@ fn run_rank(
         None => (RunState::start("these".into()), policy(&world, config, 3)),
         Some(path) => (Checkpoints::load_state(path).expect("a state"), load(&world, path)),
     };
-    let optimizer = if state.rl_steps > 0 { settings.rl.optimizer } else { settings.rft.optimizer };
+    let optimizer = stages.get(state.stage).map_or(settings.rl.optimizer, Stage::optimizer);
     let mut trainer = Trainer::new(policy, world, optimizer, &settings.step);
     if let Some(path) = &checkpoint {
         trainer.restore_optimizer(path).expect("moments");
@@ -103,6 +112,8 @@ fn run_rank(
     let context = Context {
         ranks: &ranks,
         directory: folder,
+        seed: settings.seed,
+        stages: &stages,
         settings: &settings,
         tokenizer: &tokenizer,
         format: ChatFormat::new(&tokenizer).expect("a chat format"),
@@ -110,16 +121,16 @@ fn run_rank(
         grader: &grader,
         workers: 2,
         sandbox_tier: Tier::B,
-        train_tasks: &pools.train,
-        held_out: HeldOut::draw(&pools.held_out, &settings.evaluate, settings.seed),
+        train_tasks: &pools.train[..tasks.min(pools.train.len())],
+        held_out: &pools.held_out,
         progress: &Silent,
         stop,
     };
-    run(&context, &mut learner, log)
+    run(context, &mut learner, log)
 }
 
 /// The metrics of a run, and how far two of them are apart: numbers by their difference over their size, all else must be equal.
-fn metrics(folder: &Path) -> Vec<Value> {
+pub fn metrics(folder: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
     text.lines().map(|line| serde_json::from_str(line).expect("a line")).collect()
 }
@@ -152,7 +163,7 @@ fn several_ranks_find_what_one_finds() {
     let first = |folder: &Path| std::fs::read_to_string(folder.join("episodes/before_rft.jsonl")).expect("episodes");
     assert_eq!(first(one), first(many));
     let demonstrations = |folder: &Path| {
-        let text = std::fs::read_to_string(folder.join("episodes/demonstrations.jsonl")).expect("demonstrations");
+        let text = std::fs::read_to_string(folder.join("episodes/rft-kept.jsonl")).expect("demonstrations");
         text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(demonstrations(one), demonstrations(many));
@@ -172,6 +183,16 @@ fn several_ranks_find_what_one_finds() {
     }
 }
 
+/// The metrics without what differs between equal runs.
+pub fn timeless(folder: &Path) -> Vec<Value> {
+    let mut lines = metrics(folder);
+    for fields in lines.iter_mut().filter_map(Value::as_object_mut) {
+        fields.remove("seconds");
+        fields.remove("speed");
+    }
+    lines
+}
+
 /// Asked in the middle of fine-tuning and in the middle of a rollout, whose episodes are then drawn again, on one rank alone.
 #[test]
 fn a_rank_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_they_go_on_to_the_same_end() {
@@ -180,7 +201,7 @@ fn a_rank_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_they_go_on_to_the
     let straight = on_ranks(2, 1, |world| run_rank(world, whole, &[], &|| false).expect("a whole run")).remove(0);
     // (what must have been noted, how often it is then asked for nothing, the steps that are saved). Between two steps it is asked
     // once; so the second time after the evaluation behind the first step of RL is within the rollout of the second.
-    for (after, more, saved) in [("\"rft\"", 3, None), ("\"rl_step_1\"", 1, Some(13))] {
+    for (after, more, saved) in [("\"kind\":\"rft\"", 3, None), ("\"rl_step_1\"", 1, Some(13))] {
         let results = on_ranks(2, 1, |world| {
             let (rank, asked) = (world.ranks.rank(), AtomicUsize::new(0));
             let stop = || rank == 1 && noted(stopped, after) && asked.fetch_add(1, Ordering::Relaxed) >= more;
@@ -206,22 +227,13 @@ fn noted(folder: &Path, what: &str) -> bool {
     std::fs::read_to_string(folder.join("metrics.jsonl")).is_ok_and(|text| text.contains(what))
 }
 
-fn timeless(folder: &Path) -> Vec<Value> {
-    let mut lines = metrics(folder);
-    for fields in lines.iter_mut().filter_map(Value::as_object_mut) {
-        fields.remove("seconds");
-        fields.remove("speed");
-    }
-    lines
-}
-
 #[test]
 fn one_step_ahead_with_refills_and_a_reference_a_stopped_run_goes_on_to_the_same_end() {
     for ranks in [1, 2] {
         let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
         let (whole, stopped) = (folders[0].path(), folders[1].path());
         let straight = on_ranks(ranks, 1, |world| run_rank(world, whole, &AHEAD, &|| false).expect("a whole run")).remove(0);
-        let lines: Vec<Value> = metrics(whole).into_iter().filter(|line| line["stage"] == "rl").collect();
+        let lines: Vec<Value> = metrics(whole).into_iter().filter(|line| line["kind"] == "rl").collect();
         let all = |field: &str| lines.iter().map(|line| line[field].as_f64().expect("a number")).collect::<Vec<_>>();
         assert_eq!(all("lag"), [0.0, 1.0, 1.0, 1.0], "the first rollout has none to be behind");
         assert_eq!(all("groups_used"), [2.0; 4]);

@@ -15,7 +15,7 @@ use crate::types::{Ending, Episode};
 /// between equal runs.
 #[derive(Serialize)]
 pub struct Line {
-    stage: &'static str,
+    kind: &'static str,
     step: usize,
     #[serde(flatten)]
     pub rewards: Rewards,
@@ -177,7 +177,7 @@ impl Line {
             mfu: *mfu,
         };
         Line {
-            stage: "rl",
+            kind: "rl",
             step: step + 1,
             rewards: Rewards::of(groups, &valid),
             groups: Groups::of(collected, groups),

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use rollout::Collected;
 pub use settings::RlSettings;
 
-use super::{Run, RunError, first_fault, stream};
+use super::{Attempts, Run, RunError, first_fault, stream};
 use crate::algorithm::learning_rate;
 use crate::device::Device;
 use crate::model::StepFlops;
@@ -51,6 +51,7 @@ impl<D: Device> Run<'_, D> {
     pub(super) fn reinforce(&mut self) -> Result<(), RunError> {
         let settings = &self.context.settings.rl;
         let (total, every) = (settings.steps, self.context.settings.evaluate.every);
+        let name = &self.stage()?.name;
         let before = self.learner.state.step;
         if before < total && settings.loss.kl.coefficient != 0.0 {
             self.hold_reference()?;
@@ -59,7 +60,7 @@ impl<D: Device> Run<'_, D> {
         for step in before..total {
             if every > 0 && step > 0 && step % every == 0 {
                 let samples = self.context.settings.evaluate.samples_between;
-                self.evaluate(&format!("rl_step_{step}"), stream::EVALUATE_BETWEEN + step as u64, samples)?;
+                self.evaluate(&format!("{name}_step_{step}"), stream::EVALUATE_BETWEEN + step as u64, samples)?;
             }
             if step > before && step % self.context.settings.checkpoint.every_rl_steps == 0 {
                 self.save()?;
@@ -117,10 +118,10 @@ impl<D: Device> Run<'_, D> {
     fn next_rollout(&mut self, step: usize, total: usize) -> Result<Collected, RunError> {
         let current = match self.learner.state.rl.ahead.take() {
             Some(collected) => collected,
-            None => self.collect(step)?,
+            None => self.roll_out(step)?,
         };
         if self.context.settings.rl.steps_ahead > 0 && step + 1 < total {
-            match self.collect(step + 1) {
+            match self.roll_out(step + 1) {
                 Ok(next) => self.learner.state.rl.ahead = Some(next),
                 Err(error) => {
                     // Asked to stop: what is saved now still has the rollout of this step.
@@ -144,6 +145,7 @@ impl<D: Device> Run<'_, D> {
         let training = self.train(&samples, &groups, step, total, too_old)?;
         self.warn_of_skips(step, &training.metrics);
 
+        let stage = self.stage()?;
         let line = Line::of(step, version, &collected, &groups, &training, settings);
         let state = &mut self.learner.state;
         state.verdicts_executed += collected.verdicts_executed;
@@ -154,7 +156,8 @@ impl<D: Device> Run<'_, D> {
         }
         state.add_seconds("rl_rollout", collected.seconds);
         state.add_seconds("rl_train", training.seconds);
-        self.keep_episodes(&format!("rl-{:05}", step + 1), &collected.episodes)?;
+        state.count_attempts(&stage.name, Attempts::count(&collected.episodes));
+        self.keep_episodes(&format!("{}-{:05}", stage.name, step + 1), &collected.episodes)?;
         Ok(line)
     }
 

@@ -10,7 +10,7 @@ use crate::algorithm::{DynamicSampling, Next};
 use crate::device::Device;
 use crate::engine::{Engine, EngineError, SampleKey, SampledTurn, SequenceId};
 use crate::grader::Counters;
-use crate::stage::{Context, Run, RunError, builtin_engine, rollout, show, stream};
+use crate::stage::{Run, RunError, builtin_engine, rollout, show, stream};
 use crate::types::{Episode, Key, Purpose, Task};
 
 /// All attempts of a step, those included that are not trained on.
@@ -36,7 +36,7 @@ pub struct Collected {
 impl<D: Device> Run<'_, D> {
     /// Rolls out step `step` with the weights of this moment. A request to stop ends it, for it may take longer than whoever asks will
     /// wait: nothing of it is kept, and what is sampled again on resume is the same.
-    pub(super) fn collect(&mut self, step: usize) -> Result<Collected, RunError> {
+    pub(super) fn roll_out(&mut self, step: usize) -> Result<Collected, RunError> {
         let context = self.context;
         let settings = &context.settings.rl;
         let started = Instant::now();
@@ -47,7 +47,7 @@ impl<D: Device> Run<'_, D> {
         let (before, per_batch) = (self.learner.state.rl.tasks_drawn, settings.tasks_per_batch());
         loop {
             let first_task = collected.batches * per_batch;
-            let tasks = draw_tasks(context, before + first_task, per_batch);
+            let tasks = draw_tasks(&self.pool, context.settings.seed, before + first_task, per_batch);
             let (episodes, engine_seconds) = self.sample(&tasks, step, first_task)?;
             collected.episodes.extend(episodes);
             collected.engine_seconds += engine_seconds;
@@ -102,19 +102,18 @@ impl<D: Device> Run<'_, D> {
 }
 
 /// Tasks number `from` and on of the run's order: the pool shuffled, a new order each time it has been gone through.
-fn draw_tasks<'a>(context: &Context<'a>, from: usize, count: usize) -> Vec<&'a Task> {
-    let pool = context.train_tasks;
+fn draw_tasks<'a>(pool: &[&'a Task], seed: u64, from: usize, count: usize) -> Vec<&'a Task> {
     let mut drawn = Vec::with_capacity(count);
     let mut shuffled: Option<(usize, Vec<usize>)> = None;
     for place in from..from + count {
         let (epoch, at) = (place / pool.len(), place % pool.len());
         if shuffled.as_ref().is_none_or(|(of, _)| *of != epoch) {
             let mut order: Vec<usize> = (0..pool.len()).collect();
-            Key::new(Purpose::DrawTasks, &[context.settings.seed, epoch as u64]).shuffle(&mut order);
+            Key::new(Purpose::DrawTasks, &[seed, epoch as u64]).shuffle(&mut order);
             shuffled = Some((epoch, order));
         }
         if let Some((_, order)) = &shuffled {
-            drawn.push(&pool[order[at]]);
+            drawn.push(pool[order[at]]);
         }
     }
     drawn
