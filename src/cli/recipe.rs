@@ -123,7 +123,7 @@ fn scaled(changes: &[Change], settings: &[Setting]) -> String {
 }
 
 /// A table of what changes at a small scale.
-pub fn change_lines(changes: &[Change]) -> Vec<String> {
+fn change_lines(changes: &[Change]) -> Vec<String> {
     table(&CHANGE_HEADERS, &change_rows(changes))
 }
 

@@ -176,7 +176,6 @@ impl RunFile {
         problems.within("rollout", self.rollout.check());
         problems.within("rft", self.rft.check());
         problems.within("rl", self.rl.check());
-        problems.within("rl", self.rl.check_with(&self.agent));
         problems.within("step", self.step.check());
         problems.within("parallel", self.parallel.check());
         problems.within("evaluate", self.evaluate.check());

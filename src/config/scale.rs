@@ -5,6 +5,8 @@
 //! temperature, optimizer constants, decay, stages, curriculum, and how context and turn limit grow from stage to stage. Sizes become those
 //! below. Learning rates are chosen: 1e-6 would not move a model this small.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use toml::{Table, Value};
 
 use super::RunFile;
@@ -38,9 +40,10 @@ const RL_RATE: f64 = 500.0;
 /// One of fine-tuning by this: 5e-6 becomes 1e-3.
 const RFT_RATE: f64 = 200.0;
 /// Scripted demonstrations that stand in for what a real model knows before the recipe begins.
-const WARM_UP_CANDIDATES: i64 = 3500;
+const WARM_UP_CANDIDATES: usize = 3500;
 /// The stage that learns from them.
 const WARM_UP: &str = "warm_up";
+const QUICKSTART_MODEL: &str = "0.5 million parameters";
 
 const TURNS_RULE: &str = "turns are scaled so that the smallest limit is the quick start's 10";
 const TOKENS_RULE: &str = "tokens are scaled so that the smallest limit is the quick start's 512";
@@ -56,7 +59,7 @@ const MODEL_RULE: &str = "the quick start's model, drawn at random";
 const TASKS_RULE: &str = "the built-in tasks";
 const SCAFFOLD_RULE: &str = "the quick start's scaffold";
 const MACHINE_RULE: &str = "one machine: no servers, no context parallelism, memory to spare, the program's own limits";
-const EVALUATE_RULE: &str = "between stages only, on 100 tasks";
+const EVALUATE_RULE: &str = "between stages only, 10 attempts at each of 60 tasks";
 const WARM_UP_RULE: &str = "stands in for pre-training: the drawn model learns the tools from scripted demonstrations";
 
 /// Sizes of the recipe that others are measured against.
@@ -64,6 +67,8 @@ struct Sizes {
     turns: f64,
     tokens: f64,
     steps: f64,
+    /// Kinds of its stages.
+    kinds: BTreeSet<String>,
 }
 
 /// The same recipe, small, and every key that changes.
@@ -109,7 +114,9 @@ impl Sizes {
         let of_stage = |stage: &Value| stage.get("rl").and_then(|rl| number(rl.get("steps")?)).unwrap_or(usual);
         let steps: Vec<f64> = stages().filter(reinforcing).map(of_stage).collect();
         let steps = if steps.is_empty() { usual } else { steps.into_iter().sum() };
-        Sizes { turns: smallest(all("agent", "max_turns")), tokens: smallest(all("agent", "max_tokens")), steps: steps.max(1.0) }
+        let kinds = stages().filter_map(|stage| stage.get("kind")?.as_str().map(str::to_owned)).collect();
+        let (turns, tokens) = (smallest(all("agent", "max_turns")), smallest(all("agent", "max_tokens")));
+        Sizes { turns, tokens, steps: steps.max(1.0), kinds }
     }
 
     fn turns(&self, turns: f64) -> f64 {
@@ -136,7 +143,9 @@ fn scale_scope(
 ) {
     let given = |key: &str| at(own, key).or_else(|| at(usual?, key)).and_then(number);
     let mut map = |key: &str, rule: &'static str, value: &dyn Fn(f64) -> f64| {
-        if let Some(place) = at_mut(table, key)
+        let unused = ["rft", "rl"].iter().any(|kind| within(key, kind) && !sizes.kinds.contains(*kind));
+        if !unused
+            && let Some(place) = at_mut(table, key)
             && let Some(old) = number(place)
         {
             *place = like(place, value(old));
@@ -170,8 +179,8 @@ fn scale_scope(
     map("rft.schedule.peak", RFT_RATE_RULE, &|rate| rate * RFT_RATE);
     map("rft.tasks", RFT_RULE, &|_| 200.0);
     map("rft.batch_sequences", RFT_RULE, &|_| 8.0);
-    map("evaluate.tasks", EVALUATE_RULE, &|_| 100.0);
-    map("evaluate.samples", EVALUATE_RULE, &|_| 8.0);
+    map("evaluate.tasks", EVALUATE_RULE, &|_| 60.0);
+    map("evaluate.samples", EVALUATE_RULE, &|_| 10.0);
     map("evaluate.every", EVALUATE_RULE, &|_| 0.0);
 }
 
@@ -227,9 +236,13 @@ fn scale_machine(
     Ok(())
 }
 
+fn warm_up_in_words() -> String {
+    format!("rft on {WARM_UP_CANDIDATES} demonstrations")
+}
+
 /// The quick start's fine-tuning, shorter.
 fn warm_up() -> Result<Table, String> {
-    let settings = RftSettings { candidates: WARM_UP_CANDIDATES as usize, ..RftSettings::default() };
+    let settings = RftSettings { candidates: WARM_UP_CANDIDATES, ..RftSettings::default() };
     let settings = Table::try_from(settings).map_err(|error| error.to_string())?;
     Ok(Table::from_iter([
         ("name".to_owned(), Value::String(WARM_UP.into())),
@@ -238,25 +251,31 @@ fn warm_up() -> Result<Table, String> {
     ]))
 }
 
-/// Where the two differ, each key with the longest rule that is about it.
+/// Where the two differ, each key with the longest rule that is about it; what is new as a whole in one line.
 fn changes(from: &Table, to: &Table, rules: &[(String, &'static str)]) -> Vec<Change> {
+    let whole = [("model.initialise", QUICKSTART_MODEL.to_owned()), ("stages.warm_up", warm_up_in_words())];
     let values = |table: &Table| {
-        let mut values = Vec::new();
-        each_value("", &Value::Table(table.clone()), &mut |key, value| values.push((key.to_owned(), written(value))));
+        let mut values = BTreeMap::new();
+        each_value("", &Value::Table(table.clone()), &mut |key, value| {
+            let about = whole.iter().find(|(about, _)| within(key, about));
+            let (key, value) = about.map_or_else(|| (key, written(value)), |(about, words)| (*about, words.clone()));
+            values.insert(key.to_owned(), value);
+        });
         values
     };
     let (from, to) = (values(from), values(to));
-    let value =
-        |values: &[(String, String)], key: &str| values.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone());
-    let mut keys: Vec<&String> = from.iter().chain(&to).map(|(key, _)| key).collect();
-    keys.sort();
-    keys.dedup();
+    let keys: BTreeSet<&String> = from.keys().chain(to.keys()).collect();
     let change = |key: &String| {
-        let about = |rule: &&(String, _)| key == &rule.0 || key.starts_with(&format!("{}.", rule.0));
-        let rule = rules.iter().filter(about).max_by_key(|(about, _)| about.len()).map_or("", |(_, rule)| rule);
-        Change { key: key.clone(), from: value(&from, key), to: value(&to, key), rule }
+        let rule = rules.iter().filter(|(about, _)| within(key, about)).max_by_key(|(about, _)| about.len());
+        let rule = rule.map_or("", |(_, rule)| rule);
+        Change { key: key.clone(), from: from.get(key).cloned(), to: to.get(key).cloned(), rule }
     };
     keys.into_iter().map(change).filter(|change| change.from != change.to).collect()
+}
+
+/// `key` is `about`, or part of it.
+fn within(key: &str, about: &str) -> bool {
+    key.strip_prefix(about).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn number(value: &Value) -> Option<f64> {

@@ -92,7 +92,7 @@ impl Field {
                 Shape::Table(_) => "list of tables".into(),
                 _ => format!("list of {}", of.describe()),
             },
-            Shape::Free(of) if of.shape == Shape::Anything => "table with keys of your own".into(),
+            Shape::Free(of) if of.shape == Shape::Anything => "table".into(),
             Shape::Free(of) => format!("table with keys of your own, each {}", of.describe()),
             Shape::Table(_) => "table".into(),
             Shape::Anything => "anything".into(),
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(names, ["on", "port", "choice", "maybe", "words", "free", "environment"]);
         let described: Vec<String> = field.fields().iter().map(|(_, field)| field.describe()).collect();
         assert_eq!(described[..4], ["true or false", "whole number from 0 to 65535", "\"token_mean\" or \"off\"", "table"]);
-        assert_eq!(described[4..6], ["list of text", "table with keys of your own"]);
+        assert_eq!(described[4..6], ["list of text", "table"]);
         assert_eq!(described[6], "table with keys of your own, each text");
         let maybe = field.field("maybe").unwrap();
         assert!(maybe.optional && !field.field("port").unwrap().optional);

@@ -87,9 +87,13 @@ impl RunFile {
             }
         };
         for Stage { name, kind, settings } in &stages {
-            let same = *kind == StageKind::Rl && settings.rl.steps > 0 && settings.engine.temperature == 0.0;
-            let field =
-                if self.stages.is_empty() { "engine.temperature".into() } else { format!("stages.{name}.engine.temperature") };
+            if *kind != StageKind::Rl {
+                continue;
+            }
+            let prefix = if self.stages.is_empty() { String::new() } else { format!("stages.{name}.") };
+            problems.within(&format!("{prefix}rl"), settings.rl.check_with(&settings.agent));
+            let same = settings.rl.steps > 0 && settings.engine.temperature == 0.0;
+            let field = format!("{prefix}engine.temperature");
             problems.unless(
                 !same,
                 &field,

@@ -55,7 +55,7 @@ keep = 1
         "rl.group_size in DIR/my.toml line 5: found text \"many\", expected whole number",
         "rl.stepps in DIR/my.toml line 4: no such key; did you mean rl.steps?",
         "engine.temprature in --set engine.temprature=1: no such key; did you mean engine.temperature?",
-        "run.device is tpu: ",
+        "run.device is \"tpu\": ",
         "rl.reward.step_penalty.turn_limit is 10: give more than step_penalty.free_turns = 10",
         "rl.loss.clip.epsilon_high is -1: ",
         "rl.loss.correction.weight is set: ",
