@@ -40,18 +40,9 @@ impl PolicyBatch {
         PolicyBatch { samples, old_log_probs: OldLogProbs::ThisPass, weights: None, reference_log_probs: None }
     }
 
-    /// The samples `range` alone.
-    pub fn part(&self, range: Range<usize>) -> PolicyBatch {
-        let lists = |lists: &Vec<Vec<f32>>| lists[range.clone()].to_vec();
-        PolicyBatch {
-            samples: self.samples[range.clone()].to_vec(),
-            old_log_probs: match &self.old_log_probs {
-                OldLogProbs::Recomputed(old) => OldLogProbs::Recomputed(lists(old)),
-                other => other.clone(),
-            },
-            weights: self.weights.as_ref().map(lists),
-            reference_log_probs: self.reference_log_probs.as_ref().map(lists),
-        }
+    /// The places of all samples.
+    pub fn all(&self) -> Range<usize> {
+        0..self.samples.len()
     }
 
     /// Compares the sampler with `recomputed`, `[samples][tokens]`, which from here on are the old log-probabilities. What is rejected is

@@ -9,6 +9,7 @@
 //!
 //! All ranks are given all samples. Micro-batches are dealt to replicas; the ranks of a replica share each of its micro-batches.
 
+use std::ops::Range;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -226,19 +227,22 @@ impl<D: Device> Trainer<D> {
         })
     }
 
-    /// A step of reinforcement learning: the policy loss over the whole batch, whose counts are the denominators.
+    /// A step of reinforcement learning: the policy loss over the samples `update` of a batch, whose counts are the denominators.
     ///
     /// # Panics
     /// If the loss has a KL term and the batch no reference log-probabilities.
     pub fn policy_step(
         &mut self,
         batch: &PolicyBatch,
+        update: Range<usize>,
         policy: &PolicySettings,
         learning_rate: f32,
         settings: &StepSettings,
     ) -> Result<StepMetrics, CollectiveError> {
-        self.step(&batch.samples, policy.temperature, learning_rate, settings, |scores, members, denominators, metrics| {
-            batch.loss(members, scores, policy.loss, denominators, metrics)
+        let (samples, first) = (&batch.samples[update.clone()], update.start);
+        self.step(samples, policy.temperature, learning_rate, settings, |scores, members, denominators, metrics| {
+            let members: Vec<usize> = members.iter().map(|member| first + member).collect();
+            batch.loss(&members, scores, policy.loss, denominators, metrics)
         })
     }
 

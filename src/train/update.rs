@@ -48,7 +48,7 @@ impl<D: Device> Trainer<D> {
         let mut total = StepMetrics { skipped: true, ..StepMetrics::default() };
         let batch = self.prepare(samples, policy, updates.len(), step, &mut total)?;
         for (place, range) in updates.iter().enumerate() {
-            let mut metrics = self.policy_step(&batch.part(range.clone()), policy, learning_rate, step)?;
+            let mut metrics = self.policy_step(&batch, range.clone(), policy, learning_rate, step)?;
             if place > 0 {
                 // By now the policy has moved away from the sampler's, which is no fault of either.
                 metrics.mismatch = Default::default();

@@ -73,7 +73,8 @@ fn steps(
         let mut trainer = trainer(world.clone(), step);
         let current = trainer.recompute_log_probs(samples, TEMPERATURE, step).expect("all ranks are there");
         let policy = PolicySettings { temperature: TEMPERATURE, loss };
-        let metrics = trainer.policy_step(&batch(samples, &current), &policy, 1e-3, step).expect("all ranks are there");
+        let metrics =
+            trainer.policy_step(&batch(samples, &current), 0..samples.len(), &policy, 1e-3, step).expect("all ranks are there");
         assert!(!metrics.skipped);
         (metrics, tensors(&mut trainer))
     };
@@ -151,7 +152,7 @@ fn whatever_stands_at_masked_tokens_changes_nothing_and_masked_sequences_only_co
                     samples.push(sample);
                 }
                 let policy = PolicySettings { temperature: TEMPERATURE, loss };
-                let metrics = trainer.policy_step(&batch, &policy, 1e-3, &settings(60)).expect("one rank");
+                let metrics = trainer.policy_step(&batch, batch.all(), &policy, 1e-3, &settings(60)).expect("one rank");
                 (metrics.gradient_norm, tensors(&mut trainer))
             };
             losses.iter().map(of).collect::<Vec<_>>()
@@ -261,7 +262,7 @@ fn several_updates_of_a_rollout_are_steps_against_policies_that_stand_still() {
                         weights: None,
                         reference_log_probs: Some(reference[place].to_vec()),
                     };
-                    trainer.policy_step(&batch, &policy, 1e-3, &settings(64)).expect("ranks");
+                    trainer.policy_step(&batch, batch.all(), &policy, 1e-3, &settings(64)).expect("ranks");
                 }
             }
             tensors(&mut trainer)

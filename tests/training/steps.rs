@@ -21,9 +21,9 @@ fn four_steps(world: World<CpuDevice>, samples: &[Sample], step: &StepSettings) 
     ];
     let old = trainer.recompute_log_probs(samples, 0.9, step).expect("all ranks are there");
     let mut batch = PolicyBatch::of(samples.to_vec());
-    metrics.push(trainer.policy_step(&batch, &policy, 1e-3, step).expect("all ranks are there"));
+    metrics.push(trainer.policy_step(&batch, batch.all(), &policy, 1e-3, step).expect("all ranks are there"));
     batch.old_log_probs = OldLogProbs::Recomputed(old);
-    metrics.push(trainer.policy_step(&batch, &policy, 1e-3, step).expect("all ranks are there"));
+    metrics.push(trainer.policy_step(&batch, batch.all(), &policy, 1e-3, step).expect("all ranks are there"));
     let tensors = tensors(&mut trainer);
     (metrics, tensors, before)
 }

@@ -174,7 +174,7 @@ impl RepeatedStep {
 
     pub fn run<D: Device>(&self, trainer: &mut Trainer<D>) -> Result<(), RankError> {
         let policy = PolicySettings { temperature: 1.0, loss: &LossSettings::default() };
-        let metrics = trainer.policy_step(&self.batch, &policy, 1e-6, &self.settings)?;
+        let metrics = trainer.policy_step(&self.batch, self.batch.all(), &policy, 1e-6, &self.settings)?;
         if metrics.skipped {
             let problem = "a step had gradients that are not finite: the weights are broken";
             return Err(RankError::Agreed(CliError::Failed(problem.into())));

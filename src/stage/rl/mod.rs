@@ -142,7 +142,7 @@ impl<D: Device> Run<'_, D> {
         let groups = groups::judge(&collected, settings);
         let version = self.learner.state.version();
         let (samples, too_old) = groups::samples(&groups, &collected.chosen, version, settings);
-        let training = self.train(&samples, &groups, step, total, too_old)?;
+        let training = self.train(samples, &groups, step, total, too_old)?;
         self.warn_of_skips(step, &training.metrics);
 
         let stage = self.stage()?;
@@ -164,7 +164,7 @@ impl<D: Device> Run<'_, D> {
     /// Trains on the samples of one rollout.
     fn train(
         &mut self,
-        samples: &[Sample],
+        samples: Vec<Sample>,
         groups: &[Group],
         step: usize,
         total: usize,
@@ -177,9 +177,9 @@ impl<D: Device> Run<'_, D> {
         let policy = PolicySettings { temperature: context.settings.engine.temperature as f32, loss: &settings.loss };
         let trainer = &mut self.learner.trainer;
         let plan = settings.update_plan();
-        let mut metrics = trainer.train_on_rollout(samples.to_vec(), &policy, plan, learning_rate as f32, pass)?;
         let lengths: Vec<usize> =
             samples.iter().filter(|sample| sample.trained_count() > 0).map(|sample| sample.ids.len()).collect();
+        let mut metrics = trainer.train_on_rollout(samples, &policy, plan, learning_rate as f32, pass)?;
         let scored = metrics.tokens_trained / plan.passes;
         let flops = StepFlops::of(trainer.policy().config(), &lengths, scored).total(StepFlops::CAUSAL) * plan.passes as f64;
         if metrics.mismatch.tokens == 0 {
