@@ -172,22 +172,22 @@ fn measure<D: Device>(device: D, run_file: &RunFile, pool: &[Task], output: &Out
     reporter.table("held-out tasks", &headers, &rows);
     let error = evaluation.standard_error.map_or("n/a with one task".into(), |error| format!("{error:.4}"));
     reporter
-        .note(&format!("pass@1 {:.4}, standard error {error} ({} tasks x {samples})", evaluation.pass_at_1, evaluation.tasks));
+        .line(&format!("pass@1 {:.4}, standard error {error} ({} tasks x {samples})", evaluation.pass_at_1, evaluation.tasks));
     if !k.is_empty() {
         let shown = |k: &usize| {
             let value =
                 evaluation.pass_at_k.get(k).map_or("n/a (too many attempts were lost)".into(), |value| format!("{value:.4}"));
             format!("pass@{k} {value}")
         };
-        reporter.note(&k.iter().map(shown).collect::<Vec<_>>().join(", "));
+        reporter.line(&k.iter().map(shown).collect::<Vec<_>>().join(", "));
     }
     let endings = evaluation.endings.iter().map(|(ending, count)| format!("{} {count}", ending.replace('_', " ")));
-    reporter.note(&format!("endings: {}", endings.collect::<Vec<_>>().join(", ")));
+    reporter.line(&format!("endings: {}", endings.collect::<Vec<_>>().join(", ")));
     let Evaluation { turns_mean, turns_max, episode_tokens_mean, episode_tokens_max, .. } = &evaluation;
-    reporter.note(&format!(
+    reporter.line(&format!(
         "turns {turns_mean:.1} on average, {turns_max} at most; tokens {episode_tokens_mean:.0} on average, {episode_tokens_max} at most"
     ));
-    reporter.note(&format!("decoding: {}", decoding.describe(seed)));
+    reporter.line(&format!("decoding: {}", decoding.describe(seed)));
     Ok(())
 }
 

@@ -146,7 +146,10 @@ impl<'r, D: Device> Run<'r, D> {
         let passed: Vec<Episode> = episodes.into_iter().filter(|episode| episode.verdict.passed()).collect();
         let passed_count = passed.len();
         let kept = first_of_each_task(passed, settings.keep_per_task);
-        let mean = |value: &dyn Fn(&Episode) -> f64| kept.iter().map(value).sum::<f64>() / kept.len().max(1) as f64;
+        let mean = |value: &dyn Fn(&Episode) -> f64| match kept.len() {
+            0 => 0.0,
+            count => kept.iter().map(value).sum::<f64>() / count as f64,
+        };
         let refused: usize = kept.iter().map(|episode| episode.transcript.refused.len()).sum();
         let counts = self.verdict_counts()?;
         let found = Found {

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use learner::config::{Layers, RunFile};
 use learner::model::ModelConfig;
 use learner::stage::{RunError, Summary};
+use learner::task::builtin_tokenizer;
 use learner::train::Checkpoints;
 use learner::types::Episode;
 use serde_json::Value;
@@ -20,8 +21,9 @@ const TASKS: usize = 30;
 const PIPELINE: &str = r#"
 [agent]
 bad_call_ends = false
+system_prompt = "mend it"
 [rft]
-candidates = 60
+candidates = 150
 [rl]
 steps = 2
 tasks_per_step = 5
@@ -45,6 +47,7 @@ rft.steps = 90
 [[stages]]
 name = "own"
 kind = "rft"
+agent.system_prompt = ""
 rft = { collect = "policy", tasks = 10, attempts_per_task = 6, keep_per_task = 2, passes = 2, batch_sequences = 2, demonstration = "mend it" }
 [[stages]]
 name = "stage1"
@@ -169,8 +172,10 @@ fn check_pipeline(folder: &Path, summary: &Summary) {
     let kept = std::fs::read_to_string(folder.join("episodes/own-kept.jsonl")).expect("episodes");
     let kept: Vec<Episode> = kept.lines().skip(1).map(|line| serde_json::from_str(line).expect("an episode")).collect();
     assert_eq!(kept.len() as u64, number(collection, "kept"));
+    let tokenizer = builtin_tokenizer().expect("a tokenizer");
     for episode in &kept {
         assert!(episode.verdict.passed());
+        assert!(!tokenizer.decode(&episode.transcript.ids).contains("mend it"), "what is learned from has no demonstration");
         let of_its_task = kept.iter().filter(|other| other.task_id == episode.task_id).count();
         assert!(of_its_task <= 2, "keep_per_task");
     }
