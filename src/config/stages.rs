@@ -7,6 +7,7 @@ use super::RunFile;
 use super::keys::ROOT;
 use super::layers::{merge, one_line};
 use crate::algorithm::{Problems, SettingError, SettingErrors};
+use crate::model::RopeSettings;
 use crate::stage::{CurriculumSettings, Stage, StageKind};
 
 /// What a stage does.
@@ -87,10 +88,15 @@ impl RunFile {
             }
         };
         for Stage { name, kind, settings } in &stages {
+            let prefix = if self.stages.is_empty() { String::new() } else { format!("stages.{name}.") };
+            if let Some(most) = settings.rope.as_ref().and_then(RopeSettings::length) {
+                let (field, tokens) = (format!("{prefix}agent.max_tokens"), settings.agent.max_tokens);
+                let remedy = format!("give at most {most}: model.rope makes the model fit for no more");
+                problems.unless(tokens <= most, &field, tokens, &remedy);
+            }
             if *kind != StageKind::Rl {
                 continue;
             }
-            let prefix = if self.stages.is_empty() { String::new() } else { format!("stages.{name}.") };
             problems.within(&format!("{prefix}rl"), settings.rl.check_with(&settings.agent));
             let same = settings.rl.steps > 0 && settings.engine.temperature == 0.0;
             let field = format!("{prefix}engine.temperature");
@@ -225,6 +231,10 @@ mod tests {
             ("name = \"a\"\nkind = \"rl\"\nengine.temperature = 0", "stages.a.engine.temperature"),
             ("name = \"a\"\nkind = \"rl\"\nmodel.directory = \"x\"", "stages.a.model.directory"),
             ("name = \"a\"\nkind = \"rl\"\nmodel.rope = { rope_type = \"llama3\" }", "llama3"),
+            (
+                "name = \"a\"\nkind = \"rl\"\nmodel.rope = { rope_type = \"yarn\", factor = 2, original_max_position_embeddings = 100 }",
+                "stages.a.agent.max_tokens is 320: give at most 200",
+            ),
             ("name = \"a\"\nkind = \"curriculum\"\nfrom = \"b\"", "no earlier stage"),
             ("name = \"a\"\nkind = \"rl\"\n[[stages]]\nname = \"a\"\nkind = \"rl\"", "stages[1].name"),
             ("name = \"a\"\nkind = \"rft\"\n[[stages]]\nname = \"b\"\nkind = \"curriculum\"\nfrom = \"a\"", "rft.collect"),

@@ -28,7 +28,10 @@ impl Text {
         let (document, errors) = DeTable::parse_recoverable(text);
         if !errors.is_empty() {
             let line = |error: &toml::de::Error| error.span().map_or(1, |span| line_of(text, span.start));
-            return Err(errors.iter().map(|error| format!("line {}: {}", line(error), error.message())).collect());
+            // What follows on the same line only echoes the first fault.
+            let mut lines: Vec<(usize, &str)> = errors.iter().map(|error| (line(error), error.message())).collect();
+            lines.dedup_by_key(|(line, _)| *line);
+            return Err(lines.iter().map(|(line, message)| format!("line {line}: {message}")).collect());
         }
         let table = text.parse::<Table>().map_err(|error| vec![error.message().to_owned()])?;
         let mut places = BTreeMap::new();

@@ -58,6 +58,12 @@ impl fmt::Display for RopeSettings {
 }
 
 impl RopeSettings {
+    /// The longest sequence that a model is fit for with this scaling, in tokens, where it says what it scales.
+    pub fn length(&self) -> Option<usize> {
+        let original = self.original_max_position_embeddings?;
+        Some(if self.rope_type == RopeType::Yarn { (self.factor * original as f64) as usize } else { original })
+    }
+
     /// # Errors
     /// All that makes no sense.
     pub fn check(&self) -> Result<(), SettingErrors> {
