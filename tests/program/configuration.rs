@@ -5,18 +5,19 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use learner::config::keys::{Key, PAGE, keys};
+use learner::config::keys::{Key, keys};
 use learner::config::shape::Shape;
 
 #[test]
 fn the_page_of_settings_is_what_the_code_says() {
-    let page = page();
+    let (page, path) = (page(), root().join("docs/configuration.md"));
     if std::env::var_os("BLESS").is_some() {
-        std::fs::write(root().join("docs/configuration.md"), page).unwrap();
+        std::fs::write(path, page).unwrap();
         return;
     }
-    let differs = page.lines().zip(PAGE.lines()).find(|(new, old)| new != old);
-    assert!(page == PAGE, "docs/configuration.md is old; write it anew with BLESS=1. First difference: {differs:?}");
+    let written = std::fs::read_to_string(path).unwrap();
+    let differs = page.lines().zip(written.lines()).find(|(new, old)| new != old);
+    assert!(page == written, "docs/configuration.md is old; write it anew with BLESS=1. First difference: {differs:?}");
 }
 
 #[test]
