@@ -96,6 +96,6 @@ mod tests {
         assert_eq!(updates(0, 1, 5), [0..5]);
         assert_eq!(updates(2, 1, 5), [0..2, 2..4, 4..5]);
         assert_eq!(updates(8, 2, 5), [0..5, 0..5]);
-        assert_eq!([updates(0, 1, 0), updates(3, 2, 0)], [const { Vec::new() }; 2], "nothing to train on is no update");
+        assert!(updates(0, 1, 0).is_empty() && updates(3, 2, 0).is_empty(), "nothing to train on is no update");
     }
 }
