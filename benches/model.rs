@@ -8,7 +8,7 @@ use std::time::Instant;
 use learner::device::{CpuDevice, Device};
 use learner::model::{Cotangents, Extension, Family, Model, ModelConfig};
 use learner::parallel::Ranks;
-use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace};
+use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace, NormLimits};
 use learner::types::{Batch, Key, Purpose};
 
 fn config(large: bool) -> ModelConfig {
@@ -98,7 +98,7 @@ fn main() {
     println!(
         "AdamW step: {:.2} ms",
         fastest(runs.min(5), || {
-            optimizer.step(model.pieces(&gradients), &ranks, 1e-5, 1.0).expect("one rank");
+            optimizer.step(model.pieces(&gradients), &ranks, 1e-5, NormLimits::clip_at(1.0)).expect("one rank");
         })
     );
 

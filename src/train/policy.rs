@@ -173,7 +173,7 @@ impl<D: Device> Policy<D> {
 
 /// Weights that stand still: the reference of a divergence term. It lies as the policy does, whole or in shards.
 pub enum Frozen<D: Device> {
-    Whole(Model<D>),
+    Whole(Box<Model<D>>),
     Sharded(Box<ShardedModel<D>>),
 }
 
@@ -184,7 +184,7 @@ impl<D: Device> Frozen<D> {
     /// As [`Model::load`]. Other ranks may have been luckier: they have to be asked before the next call.
     pub fn load(device: D, directory: &Path, world: &World<D>) -> Result<Frozen<D>, ModelError> {
         Ok(match world.ranks.ranks() {
-            1 => Frozen::Whole(Model::load(device, directory)?),
+            1 => Frozen::Whole(Box::new(Model::load(device, directory)?)),
             _ => Frozen::Sharded(Box::new(ShardedModel::load(device, directory, world)?)),
         })
     }

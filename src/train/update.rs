@@ -93,13 +93,9 @@ mod tests {
     #[test]
     fn updates_go_through_the_rollout_in_order_as_often_as_asked() {
         let updates = |sequences_per_update, passes, samples| UpdatePlan { sequences_per_update, passes }.updates(samples);
-        assert_eq!(updates(0, 1, 5), [0..5]);
+        assert_eq!(updates(0, 2, 5), [0..5, 0..5]);
         assert_eq!(updates(2, 1, 5), [0..2, 2..4, 4..5]);
         assert_eq!(updates(8, 2, 5), [0..5, 0..5]);
-        assert_eq!(
-            [updates(0, 1, 0), updates(3, 2, 0)],
-            [Vec::<Range<usize>>::new(), Vec::new()],
-            "nothing to train on is no update"
-        );
+        assert!(updates(0, 1, 0).is_empty() && updates(3, 2, 0).is_empty(), "nothing to train on is no update");
     }
 }
