@@ -8,7 +8,7 @@ use std::time::Instant;
 use learner::device::{CpuDevice, Device};
 use learner::model::{Cotangents, Extension, Family, Model, ModelConfig};
 use learner::parallel::Ranks;
-use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace};
+use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace, NormLimits};
 use learner::types::{Batch, Key, Purpose};
 
 fn config(large: bool) -> ModelConfig {
@@ -23,6 +23,7 @@ fn config(large: bool) -> ModelConfig {
         head_dim: 32,
         norm_epsilon: 1e-6,
         rope_theta: 10_000.0,
+        yarn: None,
         max_positions: 4096,
         tied_embeddings: true,
         attention_bias: false,
@@ -97,7 +98,7 @@ fn main() {
     println!(
         "AdamW step: {:.2} ms",
         fastest(runs.min(5), || {
-            optimizer.step(model.pieces(&gradients), &ranks, 1e-5, 1.0).expect("one rank");
+            optimizer.step(model.pieces(&gradients), &ranks, 1e-5, NormLimits::clip_at(1.0)).expect("one rank");
         })
     );
 

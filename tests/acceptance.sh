@@ -151,7 +151,7 @@ real_model() {
 import json, sys
 folder, seconds, peak = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 summary = json.load(open(f"{folder}/summary.json"))
-steps = [line for line in map(json.loads, open(f"{folder}/metrics.jsonl")) if line["stage"] == "rl"]
+steps = [line for line in map(json.loads, open(f"{folder}/metrics.jsonl")) if line["kind"] == "rl"]
 norms = [line["gradient_norm"] for line in steps]
 print(f"135M: {summary['rft_steps']} fine-tuning steps, gradient norms of RL {norms}, mismatch {summary['mismatch_max']}, {seconds} s, {peak / 1e9:.2f} GB")
 assert summary["rft_steps"] == 20 and len(steps) == 2 and max(norms) > 0

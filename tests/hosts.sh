@@ -146,18 +146,18 @@ same_order() {
   python3 - "$work/$1" "$work/$2" <<'PY'
 import glob, json, os, sys
 def run(folder):
-    steps = [line for line in map(json.loads, open(f"{folder}/metrics.jsonl")) if line["stage"] in ("rft", "rl")]
+    steps = [line for line in map(json.loads, open(f"{folder}/metrics.jsonl")) if line["kind"] in ("rft", "rl")]
     episodes = {os.path.basename(path): [(episode["task_id"], episode["sample"]) for episode in map(json.loads, open(path))]
                 for path in glob.glob(f"{folder}/episodes/rl-*.jsonl")}
     return steps, episodes
 (whole, whole_episodes), (parts, parts_episodes) = map(run, sys.argv[1:])
-assert [(line["stage"], line["step"]) for line in whole] == [(line["stage"], line["step"]) for line in parts], "steps differ"
+assert [(line["kind"], line["step"]) for line in whole] == [(line["kind"], line["step"]) for line in parts], "steps differ"
 for a, b in zip(whole, parts):
-    if a["stage"] == "rft":
+    if a["kind"] == "rft":
         assert a["tokens_trained"] == b["tokens_trained"], f"step {a['step']}: other sequences"
         assert abs(a["loss"] - b["loss"]) <= 1e-4 * abs(a["loss"]), f"step {a['step']}: loss {a['loss']} and {b['loss']}"
 assert whole_episodes and whole_episodes == parts_episodes, "other tasks were drawn"
-largest = max(abs(a["loss"] - b["loss"]) for a, b in zip(whole, parts) if a["stage"] == "rft")
+largest = max(abs(a["loss"] - b["loss"]) for a, b in zip(whole, parts) if a["kind"] == "rft")
 print(f"{len(whole)} steps, losses of fine-tuning within {largest:.1e}")
 PY
 }

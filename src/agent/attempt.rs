@@ -15,6 +15,16 @@ pub struct Surroundings<'a> {
     pub settings: &'a Settings,
 }
 
+impl Surroundings<'_> {
+    /// Tokens before the agent's first turn: the system turn if there is one, the issue, and the head of that turn.
+    pub fn opening(&self, task: &Task) -> Vec<u32> {
+        let system = &self.settings.system_prompt;
+        let system = (!system.is_empty()).then_some(Turn { role: Role::System, content: system });
+        let turns: Vec<Turn> = system.into_iter().chain([Turn { role: Role::User, content: &task.issue }]).collect();
+        self.format.opening(&turns)
+    }
+}
+
 /// What comes after a turn.
 pub enum Next {
     /// The agent reads this text and takes another turn.
@@ -34,15 +44,10 @@ pub struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// An attempt whose transcript holds the opening: the system turn if there is one, the issue, and the head of the
-    /// agent's first turn.
+    /// An attempt whose transcript holds the opening.
     pub fn new(task: &'a Task, surroundings: Surroundings<'a>) -> Attempt<'a> {
-        let system = &surroundings.settings.system_prompt;
-        let system = (!system.is_empty()).then_some(Turn { role: Role::System, content: system });
-        let turns: Vec<Turn> = system.into_iter().chain([Turn { role: Role::User, content: &task.issue }]).collect();
-        let opening = surroundings.format.opening(&turns);
         let mut transcript = Transcript::default();
-        transcript.push_environment(&opening);
+        transcript.push_environment(&surroundings.opening(task));
         let bench = Workbench::new(&task.files);
         Attempt { task, transcript, counts: EpisodeCounts::default(), bench, surroundings, last_run_failed: false }
     }
@@ -67,6 +72,9 @@ impl<'a> Attempt<'a> {
             }
             Err(reason) => Action::Refuse(reason),
         };
+        if matches!(action, Action::Refuse(_)) {
+            self.transcript.refuse_turn();
+        }
         let out_of_turns = self.counts.turns as usize >= self.surroundings.settings.max_turns;
         match action {
             Action::Grade => Next::Grade,
@@ -128,5 +136,38 @@ impl<'a> Attempt<'a> {
             verdict,
             counts: self.counts,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tools::{Call, render_call};
+    use super::*;
+    use crate::task::{builtin, builtin_tokenizer};
+
+    /// What cannot be read as a call, and a call that these files do not allow, are both refused; what is allowed is not.
+    #[test]
+    fn the_places_of_refused_turns_are_noted() {
+        let (pools, tokenizer) = (builtin().unwrap(), builtin_tokenizer().unwrap());
+        let settings = Settings { bad_call_ends: false, ..Settings::default() };
+        let surroundings =
+            Surroundings { tokenizer: &tokenizer, format: ChatFormat::new(&tokenizer).unwrap(), settings: &settings };
+        let mut attempt = Attempt::new(&pools.train[0], surroundings);
+        let view = render_call(&Call::View { path: None });
+        let no_such_line = render_call(&Call::Edit { path: None, line: 999, text: "x".into() });
+        let mut refused = Vec::new();
+        for (turn, is_refused) in [("hello", true), (view.as_str(), false), (no_such_line.as_str(), true)] {
+            let start = attempt.transcript.ids.len();
+            let ids = tokenizer.encode_markup(turn);
+            attempt.transcript.push_sampled(&ids, &vec![0.0; ids.len()], 0);
+            if is_refused {
+                refused.push(start..start + ids.len());
+            }
+            match attempt.turn(turn) {
+                Next::Observe(text) => drop(attempt.observe(&text)),
+                _ => panic!("{turn}: an answer was expected"),
+            }
+        }
+        assert_eq!(attempt.transcript.refused, refused);
     }
 }

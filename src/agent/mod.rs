@@ -28,10 +28,29 @@ pub use scripted::demonstrable;
 pub use tools::{Call, parse_call, render_call};
 pub use workbench::{Action, Workbench};
 
+use crate::algorithm::{Problems, SettingErrors};
+
+/// Tools, how they are called and what the agent is told of their results. Only the quick start's exists so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Scaffold {
+    /// One call in plain text a turn: view, edit, run the visible tests, submit.
+    #[default]
+    Quickstart,
+    /// R2E-Gym's (DeepSWE).
+    R2eGym,
+    /// In the style of SWE-agent (Nebius).
+    SweAgent,
+    /// One answer, no tools (DAPO).
+    SingleTurn,
+}
+
 /// Limits of one episode and how the agent is told about its tools.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
+    /// The tools and how they are called.
+    pub scaffold: Scaffold,
     /// Turns of the agent at most.
     pub max_turns: usize,
     /// Tokens of a whole episode at most: prompt, turns and observations.
@@ -51,6 +70,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Settings {
+            scaffold: Scaffold::Quickstart,
             max_turns: 10,
             max_tokens: 512,
             max_turn_tokens: 64,
@@ -64,18 +84,15 @@ impl Default for Settings {
 
 impl Settings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
         for (name, value) in
             [("max_turns", self.max_turns), ("max_tokens", self.max_tokens), ("max_turn_tokens", self.max_turn_tokens)]
         {
-            if value == 0 {
-                return Err(format!("agent.{name} = 0: must be at least 1"));
-            }
+            problems.unless(value > 0, name, value, "give at least 1");
         }
-        if self.episode_seconds.is_nan() || self.episode_seconds <= 0.0 {
-            return Err(format!("agent.episode_seconds = {}: must be above 0", self.episode_seconds));
-        }
-        Ok(())
+        problems.unless(self.episode_seconds > 0.0, "episode_seconds", self.episode_seconds, "give a number above 0");
+        problems.finish()
     }
 }

@@ -25,6 +25,8 @@ use crate::types::{Ending, Episode, Task, Verdict, Workspace};
 pub struct Work<'a> {
     pub tasks: &'a [&'a Task],
     pub samples: usize,
+    /// Number of the first task within its step, where a step samples several times.
+    pub first_task: usize,
     pub seed: u64,
     /// Separates the random streams of training and of each evaluation.
     pub stream: u64,
@@ -240,10 +242,10 @@ impl<'r, 'a: 'r> Driver<'r, 'a> {
     fn open_episodes(&mut self, engine: &mut dyn Engine) {
         while self.running.len() < self.rollout.concurrent.max(1) {
             let Some(index) = self.unopened.pop_front() else { return };
-            let Work { seed, stream, step, samples, .. } = *self.work;
-            let (task, sample) = ((index / samples) as u64, (index % samples) as u64);
-            let sequence = engine.open(SampleKey { seed, stream, step, task, sample });
-            let attempt = Attempt::new(self.work.tasks[task as usize], self.rollout.surroundings);
+            let Work { seed, stream, step, samples, first_task, .. } = *self.work;
+            let (place, sample) = (index / samples, (index % samples) as u64);
+            let sequence = engine.open(SampleKey { seed, stream, step, task: (first_task + place) as u64, sample });
+            let attempt = Attempt::new(self.work.tasks[place], self.rollout.surroundings);
             let opening = attempt.transcript.ids.clone();
             self.by_sequence.insert(sequence, index);
             self.running.insert(index, Running { attempt, sequence, started: Instant::now() });
@@ -340,7 +342,7 @@ impl<'r, 'a: 'r> Driver<'r, 'a> {
         let Some(running) = self.running.remove(&index) else { return };
         engine.close(running.sequence);
         self.by_sequence.remove(&running.sequence);
-        let (task, sample) = (index / self.work.samples, index % self.work.samples);
+        let (task, sample) = (self.work.first_task + index / self.work.samples, index % self.work.samples);
         let episode = running.attempt.finish(task as u32, sample as u32, ending, verdict);
         self.tally.add(Tally { ended: 1, passed: episode.verdict.passed() as u64 });
         self.episodes.push((index, episode));

@@ -10,6 +10,8 @@ use super::settings::{Problems, SettingErrors};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DynamicSamplingSettings {
+    /// Tasks of one batch of rollouts; 0 takes as many as a step trains on. verl's example has three times as many.
+    pub tasks_per_batch: usize,
     /// Batches of rollouts for one step at most; 0 sets no bound. verl's example has 10.
     pub most_batches: u64,
     /// What to do when the bound is reached and groups are still missing.
@@ -29,7 +31,7 @@ pub enum WhenExhausted {
 
 impl Default for DynamicSamplingSettings {
     fn default() -> DynamicSamplingSettings {
-        DynamicSamplingSettings { most_batches: 10, when_exhausted: WhenExhausted::Fail }
+        DynamicSamplingSettings { tasks_per_batch: 0, most_batches: 10, when_exhausted: WhenExhausted::Fail }
     }
 }
 
@@ -125,7 +127,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn bounded(most_batches: u64, when_exhausted: WhenExhausted) -> DynamicSamplingSettings {
-        DynamicSamplingSettings { most_batches, when_exhausted }
+        DynamicSamplingSettings { most_batches, when_exhausted, ..DynamicSamplingSettings::default() }
     }
 
     #[test]

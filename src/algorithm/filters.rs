@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::advantages::{AdvantageSettings, EQUAL_WITHIN, advantages, has_signal};
-use super::rewards::{RewardSettings, reward};
+use super::rewards::{Reward, RewardSettings};
 use super::settings::{Problems, SettingErrors};
 use crate::types::{Ending, Episode};
 
@@ -80,15 +80,10 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// An episode with its reward. Its response, for a penalty on tokens, goes from the first sampled token to the last.
+    /// An episode with its reward.
     pub fn of(episode: &Episode, rewards: &RewardSettings) -> Attempt {
         let passed = (!episode.verdict.infrastructure()).then(|| episode.verdict.passed());
-        let sampled = &episode.transcript.sampled;
-        let first = sampled.iter().position(|&sampled| sampled);
-        let last = sampled.iter().rposition(|&sampled| sampled);
-        let tokens = first.zip(last).map_or(0, |(first, last)| last + 1 - first);
-        let reward = reward(passed == Some(true), episode.counts.turns.into(), tokens as u64, rewards);
-        Attempt { ending: episode.ending, passed, reward: reward.total() }
+        Attempt { ending: episode.ending, passed, reward: Reward::of(episode, rewards).total() }
     }
 
     fn lost(&self) -> bool {

@@ -22,17 +22,17 @@ mod rewards;
 mod schedule;
 mod settings;
 
-pub use advantages::{AdvantageSettings, Estimator, Singleton, advantages, has_signal, leave_one_out};
+pub use advantages::{AdvantageSettings, Estimator, Singleton, advantages};
 pub use dynamic_sampling::{DynamicSampling, DynamicSamplingSettings, Exhausted, Next, WhenExhausted};
 pub use filters::{Attempt, FilterSettings, GroupFilter, GroupOutcome, MaskedAttempts, Standing, group_outcome, standings};
 pub use importance::{
-    Beyond, CorrectionSettings, Level, OldPolicy, Over, RejectionSettings, SampledTokens, Statistic, WeightSettings,
-    WeightStatistics, accepted, importance_weights, normalise,
+    Beyond, Correction, CorrectionSettings, Level, OldPolicy, Over, RejectionSettings, SampledTokens, Statistic, WeightSettings,
+    WeightStatistics, accepted, correct, importance_weights, normalise,
 };
 pub use interval::{Interval, mean_interval, paired_difference};
 pub use loss::{
     Aggregation, ClipSettings, Denominators, KlEstimator, KlSettings, LossSettings, LossStatistics, Objective, PolicyLoss,
-    PolicyTokens, clipped_policy_loss, negative_log_likelihood, policy_loss,
+    PolicyTokens, negative_log_likelihood, policy_loss,
 };
 pub use mismatch::Mismatch;
 pub use pass_at_k::{mean_pass_at_k, pass_at_k};

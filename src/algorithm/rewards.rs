@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::settings::{Problems, SettingErrors};
+use crate::types::Episode;
 
 /// The reward of an attempt is the weighted sum of what is set here. The defaults are DeepSWE's: 1 for a patch that
 /// passes the hidden tests, 0 for any other, nothing for length or format.
@@ -29,6 +30,7 @@ pub struct StepPenaltySettings {
     pub free_turns: u64,
     /// `T_max`: the turn limit, where the penalty is -1.
     pub turn_limit: u64,
+    /// The penalty is multiplied by this; 0 switches it off.
     #[serde(default = "one")]
     pub weight: f64,
 }
@@ -41,6 +43,7 @@ pub struct OverlongPenaltySettings {
     pub token_limit: u64,
     /// `L_cache`: the last tokens below the limit, over which the penalty grows.
     pub buffer_tokens: u64,
+    /// The penalty is multiplied by this; 0 switches it off.
     #[serde(default = "one")]
     pub weight: f64,
 }
@@ -101,6 +104,15 @@ pub struct Reward {
 impl Reward {
     pub fn total(&self) -> f64 {
         self.outcome + self.step_penalty + self.overlong_penalty
+    }
+
+    /// Of an episode. Its response, for a penalty on tokens, goes from the first sampled token to the last.
+    pub fn of(episode: &Episode, settings: &RewardSettings) -> Reward {
+        let sampled = &episode.transcript.sampled;
+        let first = sampled.iter().position(|&sampled| sampled);
+        let last = sampled.iter().rposition(|&sampled| sampled);
+        let tokens = first.zip(last).map_or(0, |(first, last)| last + 1 - first);
+        reward(episode.verdict.passed(), episode.counts.turns.into(), tokens as u64, settings)
     }
 }
 

@@ -47,6 +47,13 @@ impl Problems {
         }
     }
 
+    /// Notes what is wrong with settings whose fields are also fields of these.
+    pub fn join(&mut self, checked: Result<(), SettingErrors>) {
+        if let Err(errors) = checked {
+            self.0.extend(errors.0);
+        }
+    }
+
     pub fn finish(self) -> Result<(), SettingErrors> {
         if self.0.is_empty() { Ok(()) } else { Err(SettingErrors(self.0)) }
     }

@@ -217,7 +217,7 @@ fn is_shown(run_file: &RunFile, look: impl Fn() -> bool) -> bool {
 pub fn check_shared(ranks: &Ranks, directory: &Path, run_file: &RunFile) -> Result<Result<(), String>, CollectiveError> {
     ranks.barrier()?;
     let path = directory.join(RUN_FILE);
-    let seen = is_shown(run_file, || Layers::from_file(&path).and_then(Layers::finish).is_ok_and(|seen| seen == *run_file));
+    let seen = is_shown(run_file, || Layers::from_file(&path).finish().is_ok_and(|seen| seen == *run_file));
     let hosts = ranks.hosts();
     let blind = ranks.gather(&seen)?.iter().position(|seen| !seen);
     Ok(match blind {
@@ -286,7 +286,7 @@ mod tests {
                 std::fs::write(step(folder.path(), name).join("state.json"), r#"{"ranks":1,"run":{}}"#).expect("a state");
             }
         }
-        let mut run_file = Layers::from_recipe("smoke").and_then(Layers::finish).expect("a run file");
+        let mut run_file = Layers::from_recipe("smoke").finish().expect("a run file");
         run_file.parallel.rendezvous_seconds = 0.2;
         let [first, second, third] = <[Ranks; 3]>::try_from(Ranks::local(3, 60.0)).unwrap_or_else(|_| unreachable!("three"));
         let on = |ranks: &Ranks, folder: &Path, chosen| {

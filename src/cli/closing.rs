@@ -3,13 +3,11 @@
 use std::path::Path;
 use std::time::Instant;
 
-use serde_json::Value;
-
 use super::ranks::RankError;
 use super::{CliError, OutputArguments, print_json};
 use crate::evaluate::Evaluation;
 use crate::report::{self, Reporter};
-use crate::stage::{RunError, Summary};
+use crate::stage::{RunError, StageKind, Summary};
 use crate::train::write_atomically;
 use crate::types::Progress;
 
@@ -41,15 +39,16 @@ pub fn finish(
     write_atomically(&directory.join("summary.json"), &text).map_err(CliError::failed)?;
     let page = report::write_page(directory).map_err(CliError::failed)?;
 
-    let main: Vec<(&str, &Evaluation)> =
-        [("before fine-tuning", "before_rft"), ("after fine-tuning", "after_rft"), ("after RL", "after_rl")]
-            .iter()
-            .filter_map(|(title, name)| summary.evaluation.get(*name).map(|evaluation| (*title, evaluation)))
-            .collect();
+    let of_stages = summary.stages.iter().filter(|stage| stage.kind == StageKind::Evaluate.name());
+    let titles: Vec<(String, &Evaluation)> =
+        of_stages.filter_map(|stage| Some((stage.name.replace('_', " "), summary.evaluation.get(&stage.name)?))).collect();
+    let main: Vec<(&str, &Evaluation)> = titles.iter().map(|(title, evaluation)| (title.as_str(), *evaluation)).collect();
     let (headers, rows) = evaluation_rows(&main);
     reporter.table("held-out tasks", &headers, &rows);
-    let (line, marks) = curve(directory);
+    let (line, marks) = report::training_curve(directory).map_err(CliError::failed)?;
     reporter.curve("pass rate by step of reinforcement learning (line: training, marks: held out)", "pass rate", &line, &marks);
+    let stages: Vec<String> = summary.stages.iter().map(|stage| format!("{} {:.1}", stage.name, stage.seconds)).collect();
+    reporter.note(&format!("seconds by stage: {}", stages.join(", ")));
     let seconds: Vec<String> = summary.seconds.iter().map(|(phase, seconds)| format!("{phase} {seconds:.1}")).collect();
     reporter.note(&format!("seconds: {}; this start {:.1}", seconds.join(", "), started.elapsed().as_secs_f64()));
     reporter.note(&format!(
@@ -92,25 +91,4 @@ pub fn evaluation_rows(evaluations: &[(&str, &Evaluation)]) -> (Vec<&'static str
         })
         .collect();
     (headers, rows)
-}
-
-type Points = Vec<(f64, f64)>;
-
-/// Training pass rate by step, and held-out pass@1 where it was measured.
-fn curve(directory: &Path) -> (Points, Points) {
-    let text = std::fs::read_to_string(directory.join("metrics.jsonl")).unwrap_or_default();
-    let (mut line, mut marks): (Points, Points) = Default::default();
-    for metrics in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
-        let number = |key: &str| metrics.get(key).and_then(Value::as_f64);
-        match (metrics["stage"].as_str(), metrics["name"].as_str()) {
-            (Some("rl"), _) => line.extend(number("step").zip(number("pass_rate"))),
-            (Some("evaluation"), Some("after_rft")) => marks.extend(number("pass_at_1").map(|pass| (0.0, pass))),
-            (Some("evaluation"), Some(name)) if name.starts_with("rl_step_") || name == "after_rl" => {
-                let step = line.last().map_or(0.0, |(step, _)| *step);
-                marks.extend(number("pass_at_1").map(|pass| (step, pass)));
-            }
-            _ => {}
-        }
-    }
-    (line, marks)
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::CliError;
 use super::train::TrainArguments;
 use crate::config::{Layers, RunFile};
-use crate::stage::CHECKPOINTS;
+use crate::stage::{CHECKPOINTS, Settings, Stage, StageKind};
 use crate::train::{Checkpoints, write_atomically};
 use crate::types::bytes;
 
@@ -33,7 +33,7 @@ pub fn open(arguments: &TrainArguments) -> Result<(RunFile, RunDirectory), CliEr
                 path.display()
             )));
         }
-        let stored = Layers::from_file(&run_file_path).and_then(Layers::finish).map_err(CliError::refused)?;
+        let stored = Layers::from_file(&run_file_path).finish().map_err(CliError::refused)?;
         let value = |run_file: &RunFile| serde_json::to_value(run_file).unwrap_or(Value::Null);
         let difference = first_difference(&value(&stored), &value(&given)).filter(|_| !arguments.settings.none_given());
         if let Some((key, was, is)) = difference {
@@ -132,16 +132,27 @@ fn bytes_in(folder: &Path) -> u64 {
 }
 
 /// Bytes the run directory will take at most: kept checkpoints and one being written, and some room for logs.
-pub fn disk_needed(run_file: &RunFile, parameters: usize) -> u64 {
+pub fn disk_needed(run_file: &RunFile, stages: &[Stage], tasks: usize, parameters: usize) -> u64 {
     const METRICS: u64 = 4_000_000;
     // A token's id, mark, log-probability and text, as JSON.
     const TOKEN: u64 = 30;
     // Weights and two moments of Adam, f32.
     let checkpoint = parameters as u64 * 3 * 4;
-    let rollouts = run_file.rl.steps + 4 + run_file.rl.steps / run_file.evaluate.every.max(1);
-    let episodes = run_file.rft.candidates + run_file.run.episodes_kept * rollouts;
-    let episodes = episodes as u64 * run_file.agent.max_tokens as u64 * TOKEN;
-    checkpoint * (run_file.checkpoint.keep as u64 + 1) + episodes + METRICS
+    let episodes = |stage: &Stage| {
+        let Settings { rft, rl, evaluate, agent, episodes_kept, .. } = &stage.settings;
+        let episodes = match stage.kind {
+            StageKind::Evaluate => *episodes_kept,
+            StageKind::Rft => rft.attempts(tasks),
+            StageKind::Rl => episodes_kept * (rl.steps + rl.steps / evaluate.every.max(1)),
+            StageKind::Curriculum(_) => 0,
+        };
+        episodes as u64 * agent.max_tokens as u64 * TOKEN
+    };
+    let episodes: u64 = stages.iter().map(episodes).sum();
+    // The weights that a KL term pulls towards.
+    let pulled = |stage: &&Stage| stage.kind == StageKind::Rl && stage.settings.rl.loss.kl.coefficient != 0.0;
+    let references = stages.iter().filter(pulled).count() as u64;
+    checkpoint * (run_file.checkpoint.keep as u64 + 1 + references) + episodes + METRICS
 }
 
 /// Refuses a disk that will not hold the run.

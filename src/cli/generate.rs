@@ -52,7 +52,7 @@ pub fn run(arguments: &GenerateArguments, output: &OutputArguments) -> Result<()
     if arguments.max_tokens == 0 {
         return Err(CliError::Refused("--max-tokens 0: must be at least 1".into()));
     }
-    let settings = engine::Settings { temperature: arguments.temperature, ..engine::Settings::default() };
+    let settings = engine::Settings { temperature: arguments.temperature.into(), ..engine::Settings::default() };
     settings.check().map_err(|_| CliError::Refused(format!("--temperature {}: must be 0 or more", arguments.temperature)))?;
     let prompt = match &arguments.prompt {
         Some(prompt) => prompt.clone(),

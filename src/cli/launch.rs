@@ -16,6 +16,7 @@ use crate::config::RunFile;
 use crate::device::{CudaDevice, DeviceChoice};
 use crate::model::ModelConfig;
 use crate::parallel::{GpuSpecification, Mesh, Ranks, Workload, candidates};
+use crate::stage::Settings;
 use crate::wire::Token;
 
 /// Of these flags in `--help`.
@@ -204,11 +205,14 @@ fn best_context(run_file: &RunFile, choice: DeviceChoice, layout: (usize, usize)
         // A shape that is drawn at random is small.
         let shape = std::fs::read_to_string(run_file.model.directory.as_ref()?.join("config.json")).ok()?;
         let config = ModelConfig::from_json(&shape).ok()?;
+        // The stage that needs most.
+        let stages = run_file.stages().ok()?;
+        let most = |of: &dyn Fn(&Settings) -> usize| stages.iter().map(|stage| of(&stage.settings)).max().unwrap_or(1);
         let workload = Workload {
-            context: run_file.agent.max_tokens,
-            sequences: run_file.rl.tasks_per_step * run_file.rl.group_size,
-            engine_sequences: run_file.engine.max_sequences,
-            recompute: run_file.step.recompute,
+            context: most(&|settings| settings.agent.max_tokens),
+            sequences: most(&|settings| settings.rl.tasks_per_step * settings.rl.group_size),
+            engine_sequences: most(&|settings| settings.engine.max_sequences),
+            recompute: stages.iter().all(|stage| stage.settings.step.recompute),
         };
         let found = candidates(&config, layout, &gpu, &gpu.peaks()?, &workload).ok()?;
         found.iter().find(|candidate| candidate.objection.is_none()).map(|candidate| candidate.context)

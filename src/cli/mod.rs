@@ -14,7 +14,9 @@ mod launch;
 mod open_files;
 mod plan;
 mod ranks;
+mod recipe;
 mod restart;
+mod run_file;
 pub mod sandbox;
 pub mod score;
 mod serve;
@@ -137,6 +139,8 @@ enum Command {
     Doctor(doctor::DoctorArguments),
     /// Work with run files
     Config(config::ConfigArguments),
+    /// The recipes that come with the program, and where their settings come from
+    Recipe(recipe::RecipeArguments),
 }
 
 /// Reads the command line, runs it and turns the outcome into an exit code.
@@ -161,6 +165,7 @@ pub fn main() -> ExitCode {
         Some(Command::Doctor(arguments)) => doctor::run(&arguments, &output),
         Some(Command::Servers(arguments)) => servers::run(&arguments, &output),
         Some(Command::Config(arguments)) => config::run(&arguments, &output),
+        Some(Command::Recipe(arguments)) => recipe::run(&arguments, &output),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

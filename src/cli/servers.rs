@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::run_file::SettingArguments;
 use super::signals::StopSignal;
-use super::train::SettingArguments;
 use super::{CliError, OutputArguments, print_json};
 use crate::engine::servers::{Loaded, Notice, Place, Servers, ServersError, Weights, own_program};
 use crate::report::Reporter;

@@ -13,6 +13,7 @@ use crate::device::Device;
 use crate::model::{Model, ModelConfig, shape_names};
 use crate::parallel::{Mesh, Ranks, ShardedModel, World};
 use crate::sandbox::Sandbox;
+use crate::stage::{Collect, Stage, StageKind};
 use crate::task;
 use crate::text::{ChatFormat, Tokenizer};
 use crate::train::Policy;
@@ -107,15 +108,31 @@ pub fn check_length(config: &ModelConfig, max_tokens: usize, setting: &str) -> R
     Ok(())
 }
 
-/// Refuses training tasks that the scripted demonstrations of fine-tuning cannot solve.
-pub fn check_demonstrable(run_file: &RunFile, tasks: &[Task]) -> Result<(), CliError> {
-    if run_file.rft.candidates == 0 {
-        return Ok(());
+/// Refuses a stage whose rotary embeddings make no sense for the model, or whose episodes are longer than it is made for by then.
+pub fn check_stages(config: &ModelConfig, stages: &[Stage]) -> Result<(), CliError> {
+    let mut config = config.clone();
+    for Stage { name, settings, .. } in stages {
+        if let Some(rope) = &settings.rope {
+            config =
+                config.with_rope(rope).map_err(|problem| CliError::Refused(format!("model.rope.{problem} (stage {name})")))?;
+        }
+        check_length(&config, settings.agent.max_tokens, &format!("agent.max_tokens of stage {name}"))?;
     }
+    Ok(())
+}
+
+/// Refuses training tasks that the scripted demonstrations of fine-tuning cannot solve.
+pub fn check_demonstrable(run_file: &RunFile, stages: &[Stage], tasks: &[Task]) -> Result<(), CliError> {
+    let scripted = |stage: &&Stage| {
+        let rft = &stage.settings.rft;
+        stage.kind == StageKind::Rft && rft.collect == Collect::Script && !rft.skipped()
+    };
+    let Some(Stage { name, .. }) = stages.iter().find(scripted) else { return Ok(()) };
     let reasons: Vec<String> = tasks.iter().filter_map(|task| demonstrable(task).err()).collect();
     match reasons.first() {
         Some(reason) => Err(CliError::Refused(format!(
-            "{}: {} of {} tasks cannot be demonstrated, the first: {reason}; leave fine-tuning out with --set rft.candidates=0",
+            "{}: {} of {} tasks cannot be demonstrated, the first: {reason}; let the policy attempt them with --set \
+             rft.collect=policy, or leave fine-tuning out with --set rft.candidates=0 (stage {name})",
             run_file.tasks.train,
             reasons.len(),
             tasks.len()

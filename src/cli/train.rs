@@ -10,9 +10,11 @@ use super::device::{self, RankWork, Work};
 use super::directory::{self, RunDirectory};
 use super::launch::{self, LaunchArguments, Node};
 use super::ranks::{self, RankError};
+use super::recipe;
+use super::run_file::SettingArguments;
 use super::setup::{self, Tasks, Text};
 use super::{CliError, OutputArguments, restart, signals::StopSignal};
-use crate::config::{ConfigError, Layers, RunFile};
+use crate::config::{Change, RunFile};
 use crate::device::{Device, GemmLibrary};
 use crate::evaluate::HeldOut;
 use crate::grader::Grader;
@@ -20,82 +22,9 @@ use crate::model::ModelConfig;
 use crate::parallel::{Mesh, Ranks, World};
 use crate::report::Reporter;
 use crate::sandbox::Sandbox;
-use crate::stage::{self, Context, Learner, Point, RunState};
+use crate::stage::{self, Context, Learner, RunState, Stage};
 use crate::train::{Checkpoints, MetricsLog, Policy, Trainer};
 use crate::types::{Progress, Silent, bytes};
-
-/// The flags from which a run file is made.
-#[derive(clap::Args, Clone, Debug)]
-pub struct SettingArguments {
-    /// Recipe to start from [default: quickstart]
-    #[arg(long, value_name = "NAME")]
-    recipe: Option<String>,
-    /// Run file whose keys override the recipe's; may be given several times
-    #[arg(long, value_name = "FILE")]
-    config: Vec<PathBuf>,
-    /// Hugging Face directory of the model (model.directory)
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
-    /// Training tasks; some are set apart for evaluation (tasks.train)
-    #[arg(long, value_name = "FILE")]
-    tasks: Option<PathBuf>,
-    /// Where the model runs (run.device)
-    #[arg(long, value_name = "DEVICE")]
-    device: Option<String>,
-    /// Seed of all random numbers (run.seed)
-    #[arg(long)]
-    seed: Option<u64>,
-    /// Override one key, for example --set rl.steps=32; may be given several times
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
-}
-
-impl SettingArguments {
-    /// The run file these flags stand for.
-    pub fn resolve(&self) -> Result<RunFile, CliError> {
-        let recipe = self.recipe.as_deref().unwrap_or("quickstart");
-        self.layered(Layers::from_recipe(recipe)).map_err(CliError::refused)
-    }
-
-    fn layered(&self, base: Result<Layers, ConfigError>) -> Result<RunFile, ConfigError> {
-        let mut layers = base?;
-        for file in &self.config {
-            layers.add_file(file)?;
-        }
-        if let Some(directory) = &self.model {
-            layers.set_flag("--model", "model", "directory", directory.display().to_string())?;
-        }
-        if let Some(tasks) = &self.tasks {
-            layers.set_flag("--tasks", "tasks", "train", tasks.display().to_string())?;
-            layers.set_flag("--tasks", "tasks", "held_out", "")?;
-        }
-        if let Some(device) = &self.device {
-            layers.set_flag("--device", "run", "device", device.as_str())?;
-        }
-        if let Some(seed) = self.seed {
-            let seed = i64::try_from(seed).map_err(|_| ConfigError::Invalid {
-                origin: format!("--seed {seed}"),
-                reason: format!("must be at most {}", i64::MAX),
-            })?;
-            layers.set_flag("--seed", "run", "seed", seed)?;
-        }
-        for assignment in &self.set {
-            layers.set(assignment)?;
-        }
-        layers.finish()
-    }
-
-    pub fn none_given(&self) -> bool {
-        let SettingArguments { recipe, config, model, tasks, device, seed, set } = self;
-        recipe.is_none()
-            && config.is_empty()
-            && model.is_none()
-            && tasks.is_none()
-            && device.is_none()
-            && seed.is_none()
-            && set.is_empty()
-    }
-}
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct TrainArguments {
@@ -128,11 +57,8 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
     }
     let started = Instant::now();
     let (run_file, directory) = directory::open(arguments)?;
-    if run_file.rollout.nodes > 0 {
-        let message =
-            "rollout.nodes: training samples with the built-in engine so far; set it to 0 (`learner servers` starts servers)";
-        return Err(CliError::Refused(message.into()));
-    }
+    run_file.check_runs().map_err(CliError::refused)?;
+    let scaled = arguments.settings.changes();
     let choice = run_file.device().map_err(CliError::Refused)?;
     let Some(node) = Node::find(&arguments.launch, &run_file, choice)? else {
         let (_lock, checkpoint) = directory::lock_and_choose(&run_file, &directory)?;
@@ -141,7 +67,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
         return device::run_on(
             choice,
             run_file.run.gemm,
-            RankTraining { training: &training, stop, output, started, warning: None },
+            RankTraining { training: &training, stop, output, started, scaled: &scaled, warning: None },
         );
     };
     let places = node.join(&run_file, &directory.path.display().to_string())?;
@@ -160,7 +86,7 @@ pub fn run(arguments: &TrainArguments, output: &OutputArguments) -> Result<(), C
         let warning = agree::compare(ranks, &facts)?.map_err(refused)?;
         // All have just heard of it if it could not be prepared.
         let Ok(training) = training else { return Ok(()) };
-        let work = RankTraining { training, stop: stop.clone(), output, started, warning };
+        let work = RankTraining { training, stop: stop.clone(), output, started, scaled: &scaled, warning };
         device::run_rank(choice, &run_file, index, ranks.clone(), node.mesh, kept, work)
     });
     match prepared.into_inner() {
@@ -174,6 +100,7 @@ pub struct Training<'a> {
     run_file: &'a RunFile,
     directory: &'a RunDirectory,
     pub checkpoint: Option<PathBuf>,
+    stages: Vec<Stage>,
     pub tasks: Tasks,
     text: Text,
     sandbox: Sandbox,
@@ -188,15 +115,16 @@ impl Training<'_> {
         checkpoint: Option<PathBuf>,
         ranks: usize,
     ) -> Result<Training<'a>, CliError> {
+        let stages = run_file.stages().map_err(CliError::refused)?;
         let tasks = Tasks::load(run_file)?;
         setup::set_threads(run_file.run.threads)?;
-        setup::check_demonstrable(run_file, &tasks.train)?;
+        setup::check_demonstrable(run_file, &stages, &tasks.train)?;
         // A checkpoint holds its own tokenizer: going on needs nothing else of the model it came from.
         let text = Text::load(checkpoint.as_deref().or(run_file.model.directory.as_deref()))?;
         text.format()?;
         let sandbox = setup::start_sandbox(run_file)?;
         let workers = sandbox.parallel().div_ceil(ranks);
-        Ok(Training { run_file, directory, checkpoint, tasks, text, sandbox, workers })
+        Ok(Training { run_file, directory, checkpoint, stages, tasks, text, sandbox, workers })
     }
 }
 
@@ -206,6 +134,8 @@ struct RankTraining<'a> {
     stop: StopSignal,
     output: &'a OutputArguments,
     started: Instant,
+    /// What `--scale` has changed.
+    scaled: &'a [Change],
     /// Something all ranks should know, for rank 0 to show.
     warning: Option<String>,
 }
@@ -224,15 +154,15 @@ impl RankWork for RankTraining<'_> {
 }
 
 fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Result<(), RankError> {
-    let RankTraining { training, stop, output, started, warning } = rank;
-    let Training { run_file, directory, checkpoint, tasks, text, sandbox, workers } = training;
+    let RankTraining { training, stop, output, started, scaled, warning } = rank;
+    let Training { run_file, directory, checkpoint, stages, tasks, text, sandbox, workers } = training;
     let state = match checkpoint {
-        Some(checkpoint) => state_of(checkpoint, tasks)?,
+        Some(checkpoint) => state_of(checkpoint, tasks, stages)?,
         None => RunState::start(tasks.sha256()),
     };
     let policy = setup::load_policy(device, &world, run_file, checkpoint.as_deref(), text)?;
-    setup::check_length(policy.config(), run_file.agent.max_tokens, "agent.max_tokens")?;
-    let disk = directory::disk_needed(run_file, policy.parameter_count());
+    setup::check_stages(policy.config(), stages)?;
+    let disk = directory::disk_needed(run_file, stages, tasks.train.len(), policy.parameter_count());
     // Rank 0 is the one that writes and is seen.
     let ranks = world.ranks.clone();
     let _lock = if ranks.first() { directory::enter(directory, run_file, disk)? } else { None };
@@ -243,16 +173,16 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
     let reporter = ranks.first().then(|| Reporter::new(output.verbosity(), output.json));
     let progress: &dyn Progress = reporter.as_ref().map_or(&Silent, |reporter| reporter);
     let settings = run_file.stage_settings();
-    let held_out = HeldOut::draw(&tasks.held_out, &run_file.evaluate, run_file.run.seed);
-    header(progress, training, &policy, &world, &held_out, disk);
+    header(progress, training, &policy, &world, disk);
+    if !scaled.is_empty() {
+        let title = "scale tiny: not the recipe itself but its stages and settings on a tiny model, with the quick start's tasks and scaffold";
+        progress.table(title, &recipe::CHANGE_HEADERS, &recipe::change_rows(scaled));
+    }
     if let Some(warning) = &warning {
         progress.warn(warning);
     }
 
-    let optimizer_settings = match state.point {
-        Point::EvaluateBefore | Point::Rft => run_file.rft.optimizer,
-        _ => run_file.rl.optimizer,
-    };
+    let optimizer_settings = stages.get(state.stage).map_or(run_file.rl.optimizer, Stage::optimizer);
     let mut trainer = Trainer::new(policy, world, optimizer_settings, &run_file.step);
     if let Some(checkpoint) = checkpoint {
         trainer.restore_optimizer(checkpoint).map_err(CliError::failed)?;
@@ -279,6 +209,8 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
     let context = Context {
         ranks: &ranks,
         directory: &directory.path,
+        seed: run_file.run.seed,
+        stages,
         settings: &settings,
         tokenizer: &text.tokenizer,
         format: text.format()?,
@@ -287,11 +219,11 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
         workers: *workers,
         sandbox_tier: sandbox.tier(),
         train_tasks: &tasks.train,
-        held_out,
+        held_out: &tasks.held_out,
         progress,
         stop: &|| stop.raised(),
     };
-    let summary = stage::run(&context, &mut learner, log).map_err(|error| explain(error, &directory.path, ranks.ranks()))?;
+    let summary = stage::run(context, &mut learner, log).map_err(|error| explain(error, &directory.path, ranks.ranks()))?;
     match &reporter {
         Some(reporter) => Ok(finish(&summary, &directory.path, reporter, output, started)?),
         None => Ok(()),
@@ -299,68 +231,61 @@ fn train<D: Device>(device: D, world: World<D>, rank: RankTraining<'_>) -> Resul
 }
 
 /// Where the run was at a checkpoint.
-fn state_of(checkpoint: &Path, tasks: &Tasks) -> Result<RunState, CliError> {
+fn state_of(checkpoint: &Path, tasks: &Tasks, stages: &[Stage]) -> Result<RunState, CliError> {
     let state: RunState = Checkpoints::load_state(checkpoint).map_err(CliError::failed)?;
     if state.tasks_sha256 != tasks.sha256() {
         let message = format!("{}: the tasks have changed since; put them back, or start another run", checkpoint.display());
         return Err(CliError::Refused(message));
     }
+    let unknown = state.stages.keys().find(|name| !stages.iter().any(|stage| stage.name == **name));
+    if let Some(name) = unknown {
+        let message = format!("{}: it has been through a stage {name:?} that the run file does not list", checkpoint.display());
+        return Err(CliError::Refused(message));
+    }
     Ok(state)
 }
 
-fn header<D: Device>(
-    progress: &dyn Progress,
-    training: &Training<'_>,
-    policy: &Policy<D>,
-    world: &World<D>,
-    held_out: &HeldOut,
-    disk: u64,
-) {
-    let Training { run_file, directory, tasks, sandbox, .. } = training;
+fn header<D: Device>(progress: &dyn Progress, training: &Training<'_>, policy: &Policy<D>, world: &World<D>, disk: u64) {
+    let Training { run_file, directory, stages, tasks, sandbox, .. } = training;
+    let held_out = HeldOut::draw(&tasks.held_out, &run_file.evaluate, run_file.run.seed);
     let row = |name: &str, value: String| (name.to_owned(), value);
     let origin = match &run_file.model.directory {
         Some(directory) => directory.display().to_string(),
         None => format!("drawn at random, seed {}", run_file.run.seed),
     };
-    let groups = format!("{} tasks x {} attempts", run_file.rl.tasks_per_step, run_file.rl.group_size);
     progress.header(
         &format!("learner: {}", run_file.run.name),
         &[
             row("model", format!("{} ({origin})", describe_shape(policy.config()))),
             row("parameters", format!("{}", policy.parameter_count())),
             row("device", policy.device().describe() + &describe_ranks(&world.ranks, &world.mesh)),
-            row("memory", describe_memory(policy, run_file, held_out)),
+            row("memory", describe_memory(policy, stages, &held_out)),
             row("tasks", format!("{} to train on ({})", tasks.train.len(), run_file.tasks.train)),
             row("held out", format!("{} tasks, {} of unseen structure", held_out.main.len(), held_out.structure.len())),
             row("sandbox", format!("tier {}, {} at once", sandbox.tier(), sandbox.parallel())),
-            row(
-                "stages",
-                format!(
-                    "fine-tune on {} demonstrations, reinforce {} steps of {groups}",
-                    run_file.rft.candidates, run_file.rl.steps
-                ),
-            ),
+            row("stages", stages.iter().map(Stage::describe).collect::<Vec<_>>().join(", ")),
             row("disk", format!("up to {} in {}", bytes(disk), directory.path.display())),
         ],
     );
 }
 
-/// What a rank holds, by purpose.
-fn describe_memory<D: Device>(policy: &Policy<D>, run_file: &RunFile, held_out: &HeldOut) -> String {
+/// What a rank holds, by purpose, in the stage that needs most of it.
+fn describe_memory<D: Device>(policy: &Policy<D>, stages: &[Stage], held_out: &HeldOut) -> String {
     let Policy::Whole { model, .. } = policy else {
         return "weights, gradients and moments in shards over all ranks, and a copy of the weights to sample from".into();
     };
-    let memory = model.memory_by_purpose(run_file.step.recompute);
-    let micro_batch = run_file.step.micro_batch_tokens * memory.activations_per_token;
-    let episodes = run_file.rl.tasks_per_step * run_file.rl.group_size;
-    let evaluated = (held_out.main.len() + held_out.structure.len()) * run_file.evaluate.samples;
-    let sequences = run_file.engine.max_sequences.min(episodes.max(evaluated));
-    let caches = sequences * run_file.agent.max_tokens * memory.key_values_per_token;
+    let most = |bytes: &dyn Fn(&stage::Settings) -> usize| stages.iter().map(|stage| bytes(&stage.settings)).max().unwrap_or(0);
+    let memory = model.memory_by_purpose(stages.iter().all(|stage| stage.settings.step.recompute));
+    let caches = most(&|settings| {
+        let episodes = settings.rl.tasks_per_step * settings.rl.group_size;
+        let evaluated = (held_out.main.len() + held_out.structure.len()) * settings.evaluate.samples;
+        settings.engine.max_sequences.min(episodes.max(evaluated)) * settings.agent.max_tokens * memory.key_values_per_token
+    });
     let purposes = [
         ("weights", memory.weights + memory.packed),
         ("gradients", memory.gradients),
         ("optimizer", memory.optimizer),
-        ("activations", micro_batch),
+        ("activations", most(&|settings| settings.step.micro_batch_tokens * memory.activations_per_token)),
         ("keys and values up to", caches),
     ];
     purposes.map(|(purpose, count)| format!("{purpose} {}", bytes(count as u64))).join(", ")

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{CollectiveError, Failure, Operation};
+use crate::algorithm::{Problems, SettingErrors};
 
 /// How soon a world notices that a rank is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,23 +30,23 @@ impl Default for Liveness {
 const LONGEST_SECONDS: f64 = 1e7;
 
 impl Liveness {
-    /// Refuses times that are not positive and finite, and a death sooner than three heartbeats.
-    pub fn check(&self) -> Result<(), String> {
-        let fields = [
-            ("heartbeat_seconds", self.heartbeat_seconds),
-            ("dead_after_seconds", self.dead_after_seconds),
-            ("stall_seconds", self.stall_seconds),
-        ];
-        for (name, seconds) in fields {
-            if !(0.001..=LONGEST_SECONDS).contains(&seconds) {
-                return Err(format!("{name} is {seconds}: give seconds from 0.001 to {LONGEST_SECONDS}"));
-            }
+    /// # Errors
+    /// All times that are not positive and finite, and a death sooner than three heartbeats.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
+        let (heartbeat, dead) = (self.heartbeat_seconds, self.dead_after_seconds);
+        let possible = |seconds: f64| (0.001..=LONGEST_SECONDS).contains(&seconds);
+        let remedy = format!("give seconds from 0.001 to {LONGEST_SECONDS}");
+        for (name, seconds) in
+            [("heartbeat_seconds", heartbeat), ("dead_after_seconds", dead), ("stall_seconds", self.stall_seconds)]
+        {
+            problems.unless(possible(seconds), name, seconds, &remedy);
         }
-        if self.dead_after_seconds < 3.0 * self.heartbeat_seconds {
-            let (dead, heartbeat) = (self.dead_after_seconds, self.heartbeat_seconds);
-            return Err(format!("dead_after_seconds is {dead}: give at least three times heartbeat_seconds ({heartbeat})"));
+        if possible(heartbeat) && possible(dead) {
+            let remedy = format!("give at least three times heartbeat_seconds ({heartbeat})");
+            problems.unless(dead >= 3.0 * heartbeat, "dead_after_seconds", dead, &remedy);
         }
-        Ok(())
+        problems.finish()
     }
 
     pub(super) fn heartbeat(&self) -> Duration {
@@ -298,7 +299,7 @@ mod tests {
             ("dead_after_seconds", Liveness { dead_after_seconds: -1.0, ..Liveness::default() }),
             ("dead_after_seconds", Liveness { heartbeat_seconds: 3.0, ..Liveness::default() }),
         ] {
-            assert!(liveness.check().is_err_and(|line| line.starts_with(field)), "{liveness:?}");
+            assert!(liveness.check().is_err_and(|errors| errors.to_string().starts_with(field)), "{liveness:?}");
         }
     }
 }

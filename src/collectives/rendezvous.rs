@@ -127,8 +127,8 @@ fn check(settings: &Rendezvous) -> Result<(String, u16), RendezvousError> {
     if rank >= world_size {
         return refused(format!("rank {rank} of a world of {world_size}: ranks count from 0"));
     }
-    if let Err(problem) = liveness.check() {
-        return refused(problem);
+    if let Err(problems) = liveness.check() {
+        return refused(problems.0.first().map(ToString::to_string).unwrap_or_default());
     }
     let parts = coordinator.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
     let (host, port) = match parts {

@@ -1,94 +1,190 @@
-//! Layers of a run file: each later one overrides single keys of the earlier ones.
+//! Layers of a run file: each later one overrides single keys of the earlier ones. All that is wrong, in any layer or in
+//! what comes of them together, is listed at once.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::Path;
 
 use toml::{Table, Value};
 
 use super::RunFile;
+use super::keys::{ROOT, STAGE, nearest};
 use super::recipes::{RECIPES, recipe};
+use super::scale::{self, Change};
+use super::shape::{Field, Shape};
+use super::text::{Text, element_name, join};
 
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    #[error("{}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    #[error("{origin}: {reason}")]
-    Invalid { origin: String, reason: String },
-    #[error("--recipe {0}: no such recipe; there are {known}", known = RECIPES.map(|(name, _)| name).join(", "))]
-    UnknownRecipe(String),
-    #[error("--set {0}: write key=value, for example --set rl.steps=32")]
-    BadSet(String),
+/// What is wrong with the settings given, one line for each problem. Never empty.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{}", self.text())]
+pub struct ConfigError(pub Vec<String>);
+
+impl ConfigError {
+    fn text(&self) -> String {
+        match &self.0[..] {
+            [line] => line.clone(),
+            lines => format!("{} problems in the settings\n{}", lines.len(), lines.join("\n")),
+        }
+    }
 }
 
 /// A run file in the making.
+#[derive(Default)]
 pub struct Layers {
     merged: Table,
+    /// Where each key that was given was given last: `my.toml line 3`, `--set rl.steps=3`.
+    places: BTreeMap<String, String>,
+    problems: Vec<String>,
+    changes: Vec<Change>,
+    /// A layer could not be read: what the others come to without it says nothing.
+    unread: bool,
 }
 
 impl Layers {
     /// Starts from an embedded recipe.
-    pub fn from_recipe(name: &str) -> Result<Layers, ConfigError> {
-        let text = recipe(name).ok_or_else(|| ConfigError::UnknownRecipe(name.into()))?;
-        let mut layers = Layers { merged: Table::new() };
-        layers.add_text(&format!("recipe {name}"), text)?;
-        Ok(layers)
+    pub fn from_recipe(name: &str) -> Layers {
+        let mut layers = Layers::default();
+        match recipe(name) {
+            Some(text) => layers.add_text(&format!("recipe {name}"), text),
+            None => {
+                layers.unread(format!("--recipe {name}: no such recipe; there are {}", RECIPES.map(|(name, _)| name).join(", ")))
+            }
+        }
+        layers
     }
 
     /// Starts from a file alone: a run directory's `run.toml`.
-    pub fn from_file(path: &Path) -> Result<Layers, ConfigError> {
-        let mut layers = Layers { merged: Table::new() };
-        layers.add_file(path)?;
-        Ok(layers)
+    pub fn from_file(path: &Path) -> Layers {
+        let mut layers = Layers::default();
+        layers.add_file(path);
+        layers
     }
 
-    pub fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
-        self.add_text(&path.display().to_string(), &text)
+    pub fn add_file(&mut self, path: &Path) {
+        match std::fs::read_to_string(path) {
+            Ok(text) => self.add_text(&path.display().to_string(), &text),
+            Err(error) => self.unread(format!("{}: {error}", path.display())),
+        }
     }
 
     /// `key.with.dots=value`, the value in TOML or, where it is none, plain text.
-    pub fn set(&mut self, assignment: &str) -> Result<(), ConfigError> {
-        let bad = || ConfigError::BadSet(assignment.into());
-        let (key, value) = assignment.split_once('=').ok_or_else(bad)?;
-        let (key, value) = (key.trim(), value.trim());
+    pub fn set(&mut self, assignment: &str) {
+        let origin = format!("--set {assignment}");
+        let Some((key, value)) = assignment.split_once('=').map(|(key, value)| (key.trim(), value.trim())) else {
+            return self.unread(format!("{origin}: write key=value, for example --set rl.steps=32"));
+        };
         if key.is_empty() || key.split('.').any(str::is_empty) {
-            return Err(bad());
+            return self.unread(format!("{origin}: write key=value, for example --set rl.steps=32"));
         }
         let value = match format!("value = {value}").parse::<Table>() {
-            Ok(mut table) if table.len() == 1 => table.remove("value").ok_or_else(bad)?,
+            Ok(mut table) if table.len() == 1 => table.remove("value").unwrap_or_else(|| Value::String(value.into())),
             _ => Value::String(value.into()),
         };
         let layer = key.rsplit('.').fold(value, |inner, part| Value::Table(Table::from_iter([(part.to_owned(), inner)])));
-        let Value::Table(layer) = layer else { return Err(bad()) };
-        self.add(&format!("--set {assignment}"), layer)
+        let Value::Table(mut layer) = layer else { return };
+        if let Err(problem) = self.name_stage(&mut layer) {
+            return self.unread(format!("{origin}: {problem}"));
+        }
+        self.add(layer, &|_| origin.clone());
+    }
+
+    /// `stages.NAME.key` is a key of the stage of that name: the list becomes the one so far with that stage's table merged.
+    fn name_stage(&self, layer: &mut Table) -> Result<(), String> {
+        let Some(Value::Table(named)) = layer.get("stages") else { return Ok(()) };
+        let mut stages = self.merged.get("stages").and_then(Value::as_array).cloned().unwrap_or_default();
+        let name_of = |stage: &Value| stage.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+        for (name, keys) in named {
+            let names = stages.iter().map(name_of).collect::<Vec<_>>().join(", ");
+            let Some(Value::Table(stage)) = stages.iter_mut().find(|stage| name_of(stage) == *name) else {
+                return Err(format!("no stage is called {name}; there are {names}"));
+            };
+            let Value::Table(keys) = keys else { return Err(format!("give a key of stage {name}, such as rl.steps")) };
+            merge(stage, keys.clone(), &STAGE);
+        }
+        layer.insert("stages".into(), Value::Array(stages));
+        Ok(())
     }
 
     /// Overrides one key with a value that comes from a flag of its own.
-    pub fn set_flag(&mut self, flag: &str, section: &str, key: &str, value: impl Into<Value>) -> Result<(), ConfigError> {
+    pub fn set_flag(&mut self, flag: &str, section: &str, key: &str, value: impl Into<Value>) {
         let inner = Table::from_iter([(key.to_owned(), value.into())]);
-        self.add(flag, Table::from_iter([(section.to_owned(), Value::Table(inner))]))
+        self.add(Table::from_iter([(section.to_owned(), Value::Table(inner))]), &|_| flag.to_owned());
     }
 
-    pub fn finish(self) -> Result<RunFile, ConfigError> {
-        let invalid = |reason: String| ConfigError::Invalid { origin: "settings".into(), reason };
-        let run_file: RunFile = self.merged.try_into().map_err(|error| invalid(one_line(&error)))?;
-        run_file.check().map_err(invalid)?;
-        Ok(run_file)
-    }
-
-    fn add_text(&mut self, origin: &str, text: &str) -> Result<(), ConfigError> {
-        let invalid = |reason| ConfigError::Invalid { origin: origin.into(), reason };
-        let layer = text.parse::<Table>().map_err(|error| {
-            let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
-            invalid(format!("{}{}", line.map(|line| format!("line {line}: ")).unwrap_or_default(), error.message()))
-        })?;
-        self.add(origin, layer)
-    }
-
-    /// A layer is read alone first, so that a key nobody knows is blamed on the layer that holds it.
-    fn add(&mut self, origin: &str, layer: Table) -> Result<(), ConfigError> {
-        if let Err(error) = layer.clone().try_into::<RunFile>() {
-            return Err(ConfigError::Invalid { origin: origin.into(), reason: one_line(&error) });
+    /// Makes what the layers so far come to small (`scale.rs`).
+    pub fn scale_down(&mut self) {
+        // What is wrong with it is said at the end.
+        let Ok(run_file) = self.merged.clone().try_into::<RunFile>() else { return };
+        let (scaled, changes) = match scale::tiny(&run_file) {
+            Ok(scaled) => scaled,
+            Err(problem) => return self.unread(problem),
+        };
+        for change in &changes {
+            self.places.insert(change.key.clone(), "--scale tiny".to_owned());
         }
+        match Table::try_from(scaled) {
+            Ok(merged) => (self.merged, self.changes) = (merged, changes),
+            Err(error) => self.unread(format!("--scale tiny: {error}")),
+        }
+    }
+
+    /// What scaling down has changed.
+    pub fn changes(&self) -> &[Change] {
+        &self.changes
+    }
+
+    /// Notes a problem that no layer can be read with.
+    pub fn unread(&mut self, problem: String) {
+        self.problems.push(problem);
+        self.unread = true;
+    }
+
+    /// The run file that these layers come to.
+    ///
+    /// # Errors
+    /// All that is wrong: keys that do not exist, values of the wrong kind, settings that make no sense alone or together.
+    pub fn finish(mut self) -> Result<RunFile, ConfigError> {
+        let read = if self.unread { None } else { self.resolve() };
+        match read {
+            Some(run_file) if self.problems.is_empty() => Ok(run_file),
+            _ => Err(ConfigError(self.problems)),
+        }
+    }
+
+    fn resolve(&mut self) -> Option<RunFile> {
+        let run_file: RunFile = match std::mem::take(&mut self.merged).try_into() {
+            Ok(run_file) => run_file,
+            Err(error) => {
+                self.problems.push(one_line(&error));
+                return None;
+            }
+        };
+        if let Err(errors) = run_file.check() {
+            let with_place = |error: crate::algorithm::SettingError| match self.places.get(&error.field) {
+                Some(place) => format!("{error} ({place})"),
+                None => error.to_string(),
+            };
+            self.problems.extend(errors.0.into_iter().map(with_place));
+        }
+        Some(run_file)
+    }
+
+    fn add_text(&mut self, origin: &str, text: &str) {
+        match Text::read(text) {
+            Ok(Text { table, places }) => self.add(table, &|key| match places.get(key) {
+                Some(place) => format!("{origin} line {}", place.line),
+                None => origin.to_owned(),
+            }),
+            Err(problems) => {
+                self.problems.extend(problems.iter().map(|problem| format!("{origin}: {problem}")));
+                self.unread = true;
+            }
+        }
+    }
+
+    /// Adds what is right in a layer. `place` says where a key of it was given.
+    fn add(&mut self, layer: Table, place: &dyn Fn(&str) -> String) {
+        let mut reading = Reading { place, problems: &mut self.problems, places: &mut self.places };
+        let layer = reading.table("", layer, &ROOT);
         // A policy comes from a directory or is drawn at random: the later layer decides.
         for (given, other) in [("directory", "initialise"), ("initialise", "directory")] {
             if layer.get("model").and_then(|model| model.get(given)).is_some()
@@ -97,15 +193,95 @@ impl Layers {
                 model.remove(other);
             }
         }
-        merge(&mut self.merged, layer);
-        Ok(())
+        merge(&mut self.merged, layer, &ROOT);
     }
 }
 
-fn merge(base: &mut Table, layer: Table) {
+/// Switches an optional setting off that an earlier layer has switched on: TOML has no word for nothing.
+const OFF: &str = "off";
+
+fn is_off(field: &Field, value: &Value) -> bool {
+    field.optional && field.shape != Shape::Text && value.as_str() == Some(OFF)
+}
+
+/// A layer on its way in.
+struct Reading<'a> {
+    place: &'a dyn Fn(&str) -> String,
+    problems: &'a mut Vec<String>,
+    places: &'a mut BTreeMap<String, String>,
+}
+
+impl Reading<'_> {
+    /// What of the table is right.
+    fn table(&mut self, prefix: &str, table: Table, known: &Field) -> Table {
+        let mut right = Table::new();
+        for (key, value) in table {
+            let name = join(prefix, &key);
+            match known.field(&key) {
+                Some(field) => {
+                    if let Some(value) = self.value(&name, value, field) {
+                        right.insert(key, value);
+                    }
+                }
+                None => self.problems.push(self.no_such_key(&name, known)),
+            }
+        }
+        right
+    }
+
+    fn value(&mut self, name: &str, value: Value, field: &Field) -> Option<Value> {
+        self.places.insert(name.to_owned(), (self.place)(name));
+        if is_off(field, &value) {
+            return Some(value);
+        }
+        if !field.holds(&value) {
+            let expected = field.describe();
+            self.problems.push(format!("{name} in {}: found {}, expected {expected}", (self.place)(name), describe(&value)));
+            return None;
+        }
+        match (value, &field.shape) {
+            (Value::Table(table), Shape::Table(_)) => Some(Value::Table(self.table(name, table, field))),
+            (Value::Array(values), Shape::List(of)) => {
+                let element = |(index, value): (usize, Value)| {
+                    let own_name = value.get("name").and_then(Value::as_str).map(str::to_owned);
+                    let of = if name == "stages" { &STAGE } else { of.as_ref() };
+                    self.value(&element_name(name, index, own_name.as_deref()), value, of)
+                };
+                Some(Value::Array(values.into_iter().enumerate().filter_map(element).collect()))
+            }
+            (value, _) => Some(value),
+        }
+    }
+
+    fn no_such_key(&self, name: &str, known: &Field) -> String {
+        let siblings: Vec<&str> = known.fields().iter().map(|(name, _)| *name).collect();
+        let hint = match nearest(name, &siblings) {
+            Some(key) => format!("did you mean {key}?"),
+            None => format!("there are {}", siblings.join(", ")),
+        };
+        format!("{name} in {}: no such key; {hint}", (self.place)(name))
+    }
+}
+
+/// What was found, in a few words.
+fn describe(value: &Value) -> String {
+    match value {
+        Value::Table(_) => "a table".into(),
+        Value::Array(_) => "a list".into(),
+        Value::String(text) => format!("text {text:?}"),
+        value => value.to_string(),
+    }
+}
+
+/// Lays `layer` over `base`; `known` is what both are.
+pub(super) fn merge(base: &mut Table, layer: Table, known: &Field) {
     for (key, value) in layer {
+        let field = known.field(&key);
         match (base.get_mut(&key), value) {
-            (Some(Value::Table(base)), Value::Table(layer)) => merge(base, layer),
+            (_, value) if field.is_some_and(|field| is_off(field, &value)) => {
+                base.remove(&key);
+            }
+            (Some(Value::Table(base)), Value::Table(layer)) => merge(base, layer, field.unwrap_or(known)),
             (_, value) => {
                 base.insert(key, value);
             }
@@ -114,7 +290,7 @@ fn merge(base: &mut Table, layer: Table) {
 }
 
 /// The TOML crate explains over several lines; people get one.
-fn one_line(error: &toml::de::Error) -> String {
+pub(super) fn one_line(error: &toml::de::Error) -> String {
     error.to_string().lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
@@ -122,10 +298,18 @@ fn one_line(error: &toml::de::Error) -> String {
 mod tests {
     use super::*;
 
+    fn quickstart() -> RunFile {
+        Layers::from_recipe("quickstart").finish().unwrap()
+    }
+
+    fn lines(layers: Layers) -> Vec<String> {
+        layers.finish().map(|_| Vec::new()).unwrap_or_else(|error| error.0)
+    }
+
     #[test]
     fn every_recipe_reads_checks_and_survives_a_round_trip() {
         for (name, _) in RECIPES {
-            let run_file = Layers::from_recipe(name).unwrap().finish().unwrap();
+            let run_file = Layers::from_recipe(name).finish().unwrap_or_else(|error| panic!("{name}: {error}"));
             let again: RunFile = toml::from_str(&run_file.to_toml().unwrap()).unwrap();
             assert_eq!(again, run_file, "{name}");
         }
@@ -133,7 +317,7 @@ mod tests {
 
     #[test]
     fn defaults_are_the_quick_starts() {
-        let recipe = Layers::from_recipe("quickstart").unwrap().finish().unwrap();
+        let recipe = quickstart();
         let mut defaults = RunFile { model: recipe.model.clone(), ..RunFile::default() };
         defaults.run.name = recipe.run.name.clone();
         assert_eq!(defaults, recipe);
@@ -141,55 +325,90 @@ mod tests {
 
     #[test]
     fn a_directory_takes_the_place_of_a_drawn_model_and_the_other_way_round() {
-        let mut layers = Layers::from_recipe("quickstart").unwrap();
-        layers.set("model.directory=somewhere").unwrap();
+        let mut layers = Layers::from_recipe("quickstart");
+        layers.set("model.directory=somewhere");
         let run_file = layers.finish().unwrap();
         assert_eq!((run_file.model.directory.is_some(), run_file.model.initialise.is_some()), (true, false));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.toml");
         std::fs::write(&path, run_file.to_toml().unwrap()).unwrap();
-        let mut layers = Layers::from_recipe("quickstart").unwrap();
-        layers.add_file(&path).unwrap();
+        let mut layers = Layers::from_recipe("quickstart");
+        layers.add_file(&path);
         assert_eq!(layers.finish().unwrap(), run_file);
-        let mut layers = Layers::from_file(&path).unwrap();
-        layers.set("model.initialise={model_type='qwen3'}").unwrap();
+        let mut layers = Layers::from_file(&path);
+        layers.set("model.initialise={model_type='qwen3'}");
         assert!(layers.finish().unwrap().model.directory.is_none());
     }
 
     #[test]
     fn later_layers_override_single_keys() {
-        let mut layers = Layers::from_recipe("quickstart").unwrap();
-        layers.set("rl.steps=3").unwrap();
-        layers.set("run.name = plain-text").unwrap();
-        layers.set("rl.clip.epsilon_high=0.5").unwrap();
+        let mut layers = Layers::from_recipe("quickstart");
+        layers.set("rl.steps=3");
+        layers.set("rl.steps=4");
+        layers.set("run.name = plain-text");
+        layers.set("rl.loss.clip.epsilon_high=0.5");
         let run_file = layers.finish().unwrap();
-        let recipe = Layers::from_recipe("quickstart").unwrap().finish().unwrap();
-        assert_eq!((run_file.rl.steps, run_file.run.name.as_str()), (3, "plain-text"));
-        assert_eq!(run_file.rl.clip.epsilon_high, 0.5);
-        assert_eq!(run_file.rl.clip.epsilon_low, recipe.rl.clip.epsilon_low);
-        assert_eq!(run_file.rft, recipe.rft);
+        assert_eq!((run_file.rl.steps, run_file.run.name.as_str()), (4, "plain-text"));
+        assert_eq!(run_file.rl.loss.clip.epsilon_high, 0.5);
+        assert_eq!(run_file.rl.loss.clip.epsilon_low, quickstart().rl.loss.clip.epsilon_low);
+        assert_eq!(run_file.rft, quickstart().rft);
     }
 
     #[test]
-    fn what_is_wrong_is_named_in_one_line() {
-        let refused = |assignment: &str| {
-            let mut layers = Layers::from_recipe("quickstart").unwrap();
-            let error = match layers.set(assignment) {
-                Ok(()) => layers.finish().expect_err(assignment).to_string(),
-                Err(error) => error.to_string(),
-            };
-            assert!(!error.contains('\n'), "{error}");
-            error
-        };
-        assert!(refused("rl.stepps=3").contains("stepps"));
-        assert!(refused("rl.steps=many").contains("--set rl.steps=many"));
-        assert!(refused("nothing").contains("key=value"));
-        assert!(refused("=3").contains("key=value"));
-        assert!(refused("rl.group_size=1").contains("rl.group_size"));
-        assert!(refused("run.device=tpu").contains("run.device"));
-        assert!(refused("engine.temperature=nan").contains("engine.temperature"));
-        assert!(refused("engine.temperature=0").contains("engine.temperature"));
-        assert!(refused("run.name=../elsewhere").contains("run.name"));
-        assert!(matches!(Layers::from_recipe("none"), Err(ConfigError::UnknownRecipe(_))));
+    fn an_optional_setting_is_switched_off_again() {
+        let mut layers = Layers::from_recipe("quickstart");
+        layers.set("rl.loss.clip.dual_clip=3.0");
+        layers.set("rl.loss.clip.dual_clip=off");
+        assert_eq!(layers.finish().unwrap(), quickstart());
+        let mut layers = Layers::from_recipe("quickstart");
+        layers.set("rl.steps=off");
+        assert_eq!(lines(layers).len(), 1);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_place_and_the_nearest_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("my.toml");
+        let text = "[rl]\n# three\nstepps = 3\ngroup_size = \"many\"\n[engin]\ntemperature = 1\n[agent]\nmax_turns = 0\n";
+        std::fs::write(&path, text).unwrap();
+        let mut layers = Layers::from_recipe("quickstart");
+        layers.add_file(&path);
+        layers.set("rl.tasks_per_step=-1");
+        layers.set("engine.temperature=nan");
+        let file = path.display();
+        assert_eq!(
+            lines(layers),
+            [
+                format!("engin in {file} line 5: no such key; did you mean engine?"),
+                format!("rl.group_size in {file} line 4: found text \"many\", expected whole number"),
+                format!("rl.stepps in {file} line 3: no such key; did you mean rl.steps?"),
+                "rl.tasks_per_step in --set rl.tasks_per_step=-1: found -1, expected whole number".to_owned(),
+                format!("agent.max_turns is 0: give at least 1 ({file} line 8)"),
+                "engine.temperature is NaN: give a finite number of at least 0 (--set engine.temperature=nan)".to_owned(),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said_and_nothing_that_follows_from_it() {
+        let mut layers = Layers::from_recipe("none");
+        layers.set("nothing");
+        layers.set("=3");
+        layers.set("rl.stepps=3");
+        let lines = lines(layers);
+        assert_eq!(lines.len(), 4, "{lines:?}");
+        assert!(lines[0].contains("quickstart") && lines[1].contains("key=value") && lines[2].contains("key=value"));
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_all_listed() {
+        let mut layers = Layers::from_recipe("quickstart");
+        for wrong in ["engine.temperature=0", "run.name=../elsewhere", "run.device=tpu", "rl.group_size=1", "checkpoint.keep=0"] {
+            layers.set(wrong);
+        }
+        let lines = lines(layers);
+        for key in ["engine.temperature", "run.name", "run.device", "rl.group_size", "checkpoint.keep"] {
+            assert_eq!(lines.iter().filter(|line| line.starts_with(key)).count(), 1, "{key}: {lines:?}");
+        }
     }
 }

@@ -1,20 +1,41 @@
 //! The run file: what a run does, in TOML, layered from a recipe, further files and the command line.
 //!
 //! Every room owns its settings and their defaults; this room composes and checks them. Keys that no room knows are
-//! refused with the file that holds them.
+//! refused with the line that holds them.
+//!
+//! ```text
+//! text.rs    a file -> keys with their lines and comments
+//! shape.rs   what every key may hold, learned from the settings types
+//! layers.rs  recipe, files, flags -> one run file, or everything that is wrong with them
+//! keys.rs    every key explained
+//! stages.rs  what a stage overrides
+//! recipes.rs the run files that come with the program, and where their settings come from
+//! scale.rs   any recipe, small
+//! missing.rs what published recipes need that does not exist yet
+//! ```
 
+pub mod keys;
 mod layers;
-mod recipes;
+mod missing;
+pub mod recipes;
+mod scale;
+pub mod shape;
+mod stages;
+mod text;
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 pub use layers::{ConfigError, Layers};
-pub use recipes::{RECIPES, recipe};
+pub use missing::{Missing, TaskFormat};
+pub use scale::Change;
+pub use stages::{Kind, StageTable};
 
-use crate::algorithm::Problems;
+use crate::algorithm::{Problems, SettingError, SettingErrors};
 use crate::device::{DeviceChoice, GemmLibrary};
+use crate::model::RopeSettings;
+use crate::sandbox::SandboxError;
 use crate::train::{CheckpointSettings, StepSettings};
 use crate::{agent, engine, evaluate, grader, parallel, sandbox, stage};
 
@@ -25,17 +46,26 @@ pub struct RunFile {
     pub run: RunSettings,
     pub model: ModelSettings,
     pub tasks: TaskSettings,
+    /// The agent: its tools and the limits of one episode.
     pub agent: agent::Settings,
     pub engine: engine::Settings,
     pub rollout: engine::servers::Settings,
+    /// Rejection fine-tuning: attempts are made, those that pass are imitated.
     pub rft: stage::RftSettings,
+    /// Reinforcement learning: attempts at a task are compared with each other.
     pub rl: stage::RlSettings,
+    /// What the optimizer steps of both need.
     pub step: StepSettings,
     pub parallel: parallel::Settings,
+    /// Measuring the policy on held-out tasks.
     pub evaluate: evaluate::Settings,
     pub checkpoint: CheckpointSettings,
+    /// Where programs run, and what they may use.
     pub sandbox: sandbox::Settings,
+    /// How answers are graded.
     pub grader: grader::Settings,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageTable>,
 }
 
 /// The run as a whole.
@@ -44,6 +74,7 @@ pub struct RunFile {
 pub struct RunSettings {
     /// Names the run directory under `runs/` when `--out` does not.
     pub name: String,
+    /// Of all random numbers: the same seed, the same run.
     pub seed: u64,
     /// Where the model runs: `cpu`, `cuda`, `cuda:N` (the GPU numbered N), or `emulated:N` (N GPUs emulated on the CPU).
     pub device: String,
@@ -73,6 +104,9 @@ pub struct ModelSettings {
     /// start's tokenizer goes with it and gives `vocab_size`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initialise: Option<toml::Table>,
+    /// Rotary embeddings scaled for longer sequences; those of the model itself if left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope: Option<RopeSettings>,
 }
 
 /// What there is to solve. A name is a file in the format of `docs/tasks.md`, or `builtin:train` and `builtin:held_out`
@@ -80,15 +114,24 @@ pub struct ModelSettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TaskSettings {
+    /// The form that tasks come in.
+    pub format: TaskFormat,
+    /// Tasks to learn from.
     pub train: String,
-    /// Empty: `held_out_share` of the training tasks are set apart, chosen by their ids.
+    /// Tasks to measure on. Empty: `held_out_share` of the training tasks are set apart, chosen by their ids.
     pub held_out: String,
+    /// Of the training tasks, where there are no held-out tasks.
     pub held_out_share: f64,
 }
 
 impl Default for TaskSettings {
     fn default() -> Self {
-        TaskSettings { train: "builtin:train".into(), held_out: "builtin:held_out".into(), held_out_share: 0.2 }
+        TaskSettings {
+            format: TaskFormat::Learner,
+            train: "builtin:train".into(),
+            held_out: "builtin:held_out".into(),
+            held_out_share: 0.2,
+        }
     }
 }
 
@@ -104,46 +147,65 @@ impl RunFile {
     /// Checks every setting.
     ///
     /// # Errors
-    /// One line for each problem of the first section that has any: the key, what was found and what would do.
-    pub fn check(&self) -> Result<(), String> {
-        let name = &self.run.name;
-        if name.is_empty() || name.contains(['/', '\\', '\0']) || name.starts_with('.') {
-            return Err(format!("run.name = {name:?}: must be a plain folder name"));
-        }
-        self.device().map_err(|problem| format!("run.device: {problem}"))?;
-        match (&self.model.directory, &self.model.initialise) {
-            (Some(_), Some(_)) => return Err("model.directory and model.initialise: give one of them".into()),
-            (None, None) => return Err("model: give --model DIR, model.directory or [model.initialise]".into()),
-            _ => {}
-        }
-        if !(0.0..1.0).contains(&self.tasks.held_out_share) {
-            return Err(format!("tasks.held_out_share = {}: must be at least 0 and below 1", self.tasks.held_out_share));
-        }
-        self.agent.check()?;
-        self.engine.check()?;
-        self.rollout.check()?;
+    /// All that makes no sense, alone or together.
+    pub fn check(&self) -> Result<(), SettingErrors> {
         let mut problems = Problems::default();
-        problems.within("rft", self.rft.check());
-        problems.within("rl", self.rl.check());
-        problems.finish().map_err(|errors| errors.to_string())?;
-        self.step.check()?;
-        self.parallel.check()?;
-        self.evaluate.check()?;
-        self.checkpoint.check()?;
-        self.sandbox.limits.check().map_err(|error| error.to_string())?;
-        if self.rl.steps > 0 && self.engine.temperature == 0.0 {
-            return Err(
-                "engine.temperature = 0: reinforcement learning needs attempts that differ; set it above 0 or rl.steps = 0"
-                    .into(),
-            );
-        }
-        Ok(())
+        problems.join(self.check_sections());
+        problems.join(self.stages().map(|_| ()));
+        problems.finish()
     }
 
-    /// What the stages need of it.
+    /// All but the list of stages.
+    fn check_sections(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
+        let name = &self.run.name;
+        let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']) && !name.starts_with('.');
+        problems.unless(plain, "run.name", format!("{name:?}"), "give a plain folder name");
+        if let Err(problem) = self.device() {
+            problems.unless(false, "run.device", format!("{:?}", self.run.device), &problem);
+        }
+        match (&self.model.directory, &self.model.initialise) {
+            (Some(_), Some(_)) => problems.unless(false, "model.directory", "set", "leave it out, or model.initialise"),
+            (None, None) => problems.unless(false, "model", "empty", "give --model DIR, model.directory or [model.initialise]"),
+            _ => {}
+        }
+        let share = self.tasks.held_out_share;
+        problems.unless((0.0..1.0).contains(&share), "tasks.held_out_share", share, "give at least 0 and less than 1");
+        problems.within("agent", self.agent.check());
+        problems.within("engine", self.engine.check());
+        problems.within("rollout", self.rollout.check());
+        problems.within("rft", self.rft.check());
+        problems.within("rl", self.rl.check());
+        problems.within("step", self.step.check());
+        problems.within("parallel", self.parallel.check());
+        problems.within("evaluate", self.evaluate.check());
+        problems.within("checkpoint", self.checkpoint.check());
+        problems.within("sandbox", self.check_sandbox());
+        if let Some(rope) = &self.model.rope {
+            problems.within("model.rope", rope.check());
+        }
+        problems.finish()
+    }
+
+    fn check_sandbox(&self) -> Result<(), SettingErrors> {
+        match self.sandbox.limits.check() {
+            Err(SandboxError::Settings { field, found, remedy }) => {
+                Err(SettingErrors(vec![SettingError { field, found, remedy }]))
+            }
+            Err(error) => Err(SettingErrors(vec![SettingError {
+                field: "limits".into(),
+                found: "refused".into(),
+                remedy: error.to_string(),
+            }])),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// What a stage that overrides nothing needs of it.
     pub fn stage_settings(&self) -> stage::Settings {
         stage::Settings {
             seed: self.run.seed,
+            rope: self.model.rope.clone(),
             agent: self.agent.clone(),
             engine: self.engine.clone(),
             rft: self.rft.clone(),
@@ -153,6 +215,14 @@ impl RunFile {
             checkpoint: self.checkpoint.clone(),
             episodes_kept: self.run.episodes_kept,
         }
+    }
+
+    /// Every key with its value in TOML, by its whole name.
+    pub fn values(&self) -> Result<Vec<(String, String)>, String> {
+        let value = toml::Value::try_from(self).map_err(|error| format!("the settings cannot be written as TOML: {error}"))?;
+        let mut values = Vec::new();
+        text::each_value("", &value, &mut |key, value| values.push((key.to_owned(), text::written(value))));
+        Ok(values)
     }
 
     /// The run file as TOML, every key written out.

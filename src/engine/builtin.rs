@@ -102,7 +102,7 @@ impl<D: Device> Engine for BuiltinEngine<'_, D> {
         // 3. Sample a token for every row. Rows in the middle of a prompt draw too and are not used: their numbers
         //    belong to positions that no sampled token has.
         let uniforms: Vec<f64> = reading.iter().map(|(id, _)| self.sequences[id].uniform()).collect();
-        let sampled = self.model.sample(&hidden, self.settings.temperature, &uniforms, self.sampleable);
+        let sampled = self.model.sample(&hidden, self.settings.temperature as f32, &uniforms, self.sampleable);
 
         // 4. Append to the turns; those that stopped or used up their allowance are done.
         let mut done = Vec::new();

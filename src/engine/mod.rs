@@ -8,12 +8,14 @@ use serde::{Deserialize, Serialize};
 
 pub use builtin::BuiltinEngine;
 
+use crate::algorithm::{Problems, SettingErrors};
+
 /// How turns are sampled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// Softmax temperature; 0 takes the most probable token.
-    pub temperature: f32,
+    pub temperature: f64,
     /// Sequences sampled together; further episodes wait for a free place.
     pub max_sequences: usize,
     /// Rows of one forward pass at most: longer prompts are read in pieces.
@@ -28,18 +30,15 @@ impl Default for Settings {
 
 impl Settings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
-        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return Err(format!("engine.temperature = {}: must be 0 or more", self.temperature));
-        }
-        if self.max_sequences == 0 {
-            return Err("engine.max_sequences = 0: must be at least 1".into());
-        }
-        if self.max_rows == 0 {
-            return Err("engine.max_rows = 0: must be at least 1".into());
-        }
-        Ok(())
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
+        let temperature = self.temperature;
+        let valid = temperature >= 0.0 && temperature.is_finite();
+        problems.unless(valid, "temperature", temperature, "give a finite number of at least 0");
+        problems.unless(self.max_sequences > 0, "max_sequences", self.max_sequences, "give at least 1");
+        problems.unless(self.max_rows > 0, "max_rows", self.max_rows, "give at least 1");
+        problems.finish()
     }
 }
 

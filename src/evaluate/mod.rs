@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::agent::{Rollout, RolloutError, Tally, Work};
-use crate::algorithm::{mean_interval, pass_at_k};
+use crate::algorithm::{Problems, SettingErrors, mean_interval, mean_pass_at_k};
 use crate::engine::Engine;
 use crate::types::{Ending, Episode, Key, Purpose, Task};
 
@@ -18,6 +18,8 @@ pub struct Settings {
     pub tasks: usize,
     /// Attempts at each task, at temperature 1 unless the engine is set otherwise.
     pub samples: usize,
+    /// Besides pass@1 and pass@8: the numbers of attempts k of which pass@k is reported.
+    pub k: Vec<usize>,
     /// Tasks whose change was never seen in their skeleton, drawn besides and reported apart.
     pub structure_tasks: usize,
     /// Steps of reinforcement learning between evaluations; 0 for none between.
@@ -28,20 +30,23 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { tasks: 200, samples: 8, structure_tasks: 24, every: 28, samples_between: 2 }
+        Settings { tasks: 200, samples: 8, k: Vec::new(), structure_tasks: 24, every: 28, samples_between: 2 }
     }
 }
 
 impl Settings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
         for (name, value) in [("tasks", self.tasks), ("samples", self.samples), ("samples_between", self.samples_between)] {
-            if value == 0 {
-                return Err(format!("evaluate.{name} = 0: must be at least 1"));
-            }
+            problems.unless(value > 0, name, value, "give at least 1");
         }
-        Ok(())
+        for k in self.k.iter().filter(|&&k| k == 0 || k > self.samples) {
+            let remedy = format!("give k from 1 to evaluate.samples = {}: pass@k is defined for no other", self.samples);
+            problems.unless(false, "k", k, &remedy);
+        }
+        problems.finish()
     }
 }
 
@@ -77,6 +82,12 @@ pub struct Evaluation {
     pub pass_at_1: f64,
     /// Unbiased estimate that at least one of 8 attempts passes; absent with fewer than 8 samples.
     pub pass_at_8: Option<f64>,
+    /// The same for other numbers of attempts, as far as was asked for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pass_at_k: BTreeMap<usize, f64>,
+    /// Of `pass_at_1`, tasks being the unit; absent with a single task.
+    #[serde(default)]
+    pub standard_error: Option<f64>,
     /// 95 % confidence interval of `pass_at_1` over draws of tasks.
     pub ci95: [f64; 2],
     pub tasks: usize,
@@ -86,7 +97,11 @@ pub struct Evaluation {
     /// Share of episodes that edited again after a failing run.
     pub edited_after_failure: f64,
     pub turns_mean: f64,
+    #[serde(default)]
+    pub turns_max: usize,
     pub episode_tokens_mean: f64,
+    #[serde(default)]
+    pub episode_tokens_max: usize,
     /// Episodes by ending.
     pub endings: BTreeMap<String, usize>,
     /// Episodes lost to infrastructure faults.
@@ -111,7 +126,7 @@ pub struct Stream {
     pub version: u32,
 }
 
-/// Runs `samples` attempts at every held-out task and sums them up: on all ranks of `rollout`, alike.
+/// Runs `samples` attempts at every held-out task and sums them up, with pass@k for each of `k`: on all ranks of `rollout`, alike.
 ///
 /// # Errors
 /// As [`Rollout::collect`]. If every episode was lost to infrastructure faults, `tasks` is 0 and the scores mean nothing.
@@ -120,58 +135,64 @@ pub fn evaluate(
     engine: &mut dyn Engine,
     held_out: &HeldOut,
     samples: usize,
+    k: &[usize],
     stream: Stream,
     on_progress: &mut dyn FnMut(Tally),
     stop: &dyn Fn() -> bool,
 ) -> Result<(Evaluation, Vec<Episode>), RolloutError> {
     let tasks: Vec<&Task> = held_out.main.iter().chain(&held_out.structure).copied().collect();
     let Stream { seed, stream, version } = stream;
-    let work = Work { tasks: &tasks, samples, seed, stream, step: 0, version };
+    let work = Work { tasks: &tasks, samples, first_task: 0, seed, stream, step: 0, version };
     let episodes = rollout.collect(engine, &work, on_progress, stop)?;
     let (main, structure) = episodes.split_at(held_out.main.len() * samples);
-    let mut evaluation = summarise(main, samples);
+    let mut evaluation = summarise(main, samples, k);
     if !structure.is_empty() {
-        let Evaluation { pass_at_1, ci95, tasks, .. } = summarise(structure, samples);
+        let Evaluation { pass_at_1, ci95, tasks, .. } = summarise(structure, samples, &[]);
         evaluation.structure = Some(SplitScore { pass_at_1, ci95, tasks });
     }
     Ok((evaluation, episodes))
 }
 
-/// `episodes` hold `samples` attempts at each task, task by task. A task all of whose attempts were lost counts in no mean.
-fn summarise(episodes: &[Episode], samples: usize) -> Evaluation {
-    let mut rates = Vec::new();
-    let mut any_of_8 = Vec::new();
-    for attempts in episodes.chunks(samples.max(1)) {
-        let valid = attempts.iter().filter(|episode| !episode.verdict.infrastructure()).count();
-        let passed = attempts.iter().filter(|episode| episode.verdict.passed()).count();
-        if valid > 0 {
-            rates.push(passed as f64 / valid as f64);
-        }
-        if valid >= 8 {
-            any_of_8.extend(pass_at_k(valid as u64, passed as u64, 8));
-        }
-    }
+/// `episodes` hold `samples` attempts at each task, task by task. A task all of whose attempts were lost counts in no mean, and one with
+/// less than k that were not lost in no pass@k.
+fn summarise(episodes: &[Episode], samples: usize, k: &[usize]) -> Evaluation {
+    // Attempts that were not lost, and those of them that passed.
+    let counts: Vec<(u64, u64)> = episodes
+        .chunks(samples.max(1))
+        .map(|attempts| {
+            let valid = attempts.iter().filter(|episode| !episode.verdict.infrastructure()).count();
+            (valid as u64, attempts.iter().filter(|episode| episode.verdict.passed()).count() as u64)
+        })
+        .collect();
+    let rates: Vec<f64> =
+        counts.iter().filter(|(valid, _)| *valid > 0).map(|(valid, passed)| *passed as f64 / *valid as f64).collect();
+    let pass_at = |k: usize| {
+        let enough: Vec<(u64, u64)> = counts.iter().filter(|(valid, _)| *valid >= k as u64).copied().collect();
+        mean_pass_at_k(&enough, k as u64)
+    };
     let valid: Vec<&Episode> = episodes.iter().filter(|episode| !episode.verdict.infrastructure()).collect();
     let mean = |value: &dyn Fn(&Episode) -> f64| {
         if valid.is_empty() { 0.0 } else { valid.iter().map(|episode| value(episode)).sum::<f64>() / valid.len() as f64 }
     };
     let share = |holds: &dyn Fn(&Episode) -> bool| mean(&|episode| if holds(episode) { 1.0 } else { 0.0 });
     let average = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
+    let most = |value: &dyn Fn(&Episode) -> usize| valid.iter().map(|episode| value(episode)).max().unwrap_or(0);
     // Without tasks nothing is known of the rate but that it is one.
-    let ci95 = mean_interval(&rates).map_or([0.0, 1.0], |interval| {
-        let interval = interval.clamped(0.0, 1.0);
-        [interval.low, interval.high]
-    });
+    let interval = mean_interval(&rates).map(|interval| interval.clamped(0.0, 1.0));
     Evaluation {
         pass_at_1: average(&rates),
-        pass_at_8: (!any_of_8.is_empty()).then(|| average(&any_of_8)),
-        ci95,
+        pass_at_8: pass_at(8),
+        pass_at_k: k.iter().filter_map(|&k| Some((k, pass_at(k)?))).collect(),
+        standard_error: interval.map(|interval| interval.standard_error).filter(|error| error.is_finite()),
+        ci95: interval.map_or([0.0, 1.0], |interval| [interval.low, interval.high]),
         tasks: rates.len(),
         samples,
         ran_tests: share(&|episode| episode.counts.runs > 0),
         edited_after_failure: share(&|episode| episode.counts.edited_after_failure),
         turns_mean: mean(&|episode| episode.counts.turns as f64),
+        turns_max: most(&|episode| episode.counts.turns as usize),
         episode_tokens_mean: mean(&|episode| episode.transcript.ids.len() as f64),
+        episode_tokens_max: most(&|episode| episode.transcript.ids.len()),
         endings: count_endings(episodes),
         dropped: episodes.len() - valid.len(),
         structure: None,

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use super::{Counters, Outcome};
 
@@ -15,6 +16,8 @@ pub struct Memo {
     entries: Mutex<HashMap<[u8; 32], Entry>>,
     executed: AtomicU64,
     remembered: AtomicU64,
+    /// That runs took, in all threads together.
+    nanoseconds: AtomicU64,
 }
 
 impl Memo {
@@ -22,8 +25,7 @@ impl Memo {
     /// wall clock. Without a key, always `run`. True if remembered.
     pub fn get_or_run(&self, key: Option<[u8; 32]>, run: impl FnOnce() -> Outcome) -> (Outcome, bool) {
         let Some(key) = key else {
-            self.executed.fetch_add(1, Ordering::Relaxed);
-            return (run(), false);
+            return (self.execute(run), false);
         };
         let entry = Arc::clone(self.entries.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default());
         let mut slot = entry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,12 +33,19 @@ impl Memo {
             self.remembered.fetch_add(1, Ordering::Relaxed);
             return (outcome.clone(), true);
         }
-        self.executed.fetch_add(1, Ordering::Relaxed);
-        let outcome = run();
+        let outcome = self.execute(run);
         if !outcome.ended.infrastructure() && !outcome.wall_limit_hit() {
             *slot = Some(outcome.clone());
         }
         (outcome, false)
+    }
+
+    fn execute(&self, run: impl FnOnce() -> Outcome) -> Outcome {
+        self.executed.fetch_add(1, Ordering::Relaxed);
+        let started = Instant::now();
+        let outcome = run();
+        self.nanoseconds.fetch_add(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        outcome
     }
 
     /// Forgets everything and counts from 0. Runs under way are not waited for.
@@ -44,6 +53,12 @@ impl Memo {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.executed.store(0, Ordering::Relaxed);
         self.remembered.store(0, Ordering::Relaxed);
+        self.nanoseconds.store(0, Ordering::Relaxed);
+    }
+
+    /// Seconds that runs have taken, in all threads together.
+    pub fn seconds(&self) -> f64 {
+        self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9
     }
 
     pub fn counters(&self) -> Counters {

@@ -226,6 +226,11 @@ impl Grader {
         self.memo.counters()
     }
 
+    /// Seconds that test runs have taken since last forgotten, in all threads together.
+    pub fn test_seconds(&self) -> f64 {
+        self.memo.seconds()
+    }
+
     /// Runs an examination, or remembers what it gave. True if remembered.
     fn run(&self, examination: &Examination<'_>) -> (Outcome, bool) {
         let key = (self.settings.remember && examination.task.deterministic).then(|| examination.fingerprint());

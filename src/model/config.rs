@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::error::ModelError;
+use super::rope::{RopeSettings, RopeType, Yarn};
 use crate::device::{Device, Heads, ModelSizes};
 
 /// The two families: they differ in attention biases (Qwen2) and in the norm of queries and keys (Qwen3).
@@ -42,7 +43,9 @@ pub struct ModelConfig {
     pub head_dim: usize,
     pub norm_epsilon: f32,
     pub rope_theta: f64,
-    /// Longest sequence the model was made for, in tokens.
+    /// Rotary embeddings scaled for longer sequences than the model was trained on.
+    pub yarn: Option<Yarn>,
+    /// Longest sequence the model was made for, in tokens; with the scaling, if there is one.
     pub max_positions: usize,
     /// The head reads the embedding table.
     pub tied_embeddings: bool,
@@ -78,8 +81,8 @@ impl ModelConfig {
     /// Reads `directory/config.json`.
     ///
     /// # Errors
-    /// One line naming the file and the field, for anything that this program does not run: another model type, scaled rotary
-    /// embeddings, a sliding window in use, experts, impossible sizes.
+    /// One line naming the file and the field, for anything that this program does not run: another model type, rotary embeddings scaled
+    /// in another way than YaRN's, a sliding window in use, experts, impossible sizes.
     pub fn load(directory: &Path) -> Result<ModelConfig, ModelError> {
         let path = directory.join("config.json");
         let text = std::fs::read_to_string(&path).map_err(|source| ModelError::io(&path, source))?;
@@ -111,7 +114,7 @@ impl ModelConfig {
             None => return Err("model_type is missing; expected \"qwen2\" or \"qwen3\"".to_string()),
         };
         fields.refuse_unsupported()?;
-        let rope_theta = fields.rope_theta()?;
+        let (rope_theta, rope) = fields.rope()?;
         let hidden = fields.size("hidden_size")?;
         let query_heads = fields.size("num_attention_heads")?;
         let head_dim = match fields.optional_size("head_dim")? {
@@ -128,7 +131,7 @@ impl ModelConfig {
         if head_dim % 2 != 0 {
             return Err(format!("head_dim is {head_dim}, but rotary embeddings need an even number"));
         }
-        Ok(ModelConfig {
+        let config = ModelConfig {
             family,
             vocabulary: fields.size("vocab_size")?,
             hidden,
@@ -139,11 +142,35 @@ impl ModelConfig {
             head_dim,
             norm_epsilon: fields.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
             rope_theta,
+            yarn: None,
             max_positions: fields.optional_size("max_position_embeddings")?.unwrap_or(32_768),
             tied_embeddings: fields.flag("tie_word_embeddings")?.unwrap_or(false),
             attention_bias: fields.flag("attention_bias")?.unwrap_or(family == Family::Qwen2),
             other: fields.0,
-        })
+        };
+        match rope {
+            Some((name, rope)) => config.with_rope(&rope).map_err(|problem| format!("{name}.{problem}")),
+            None => Ok(config),
+        }
+    }
+
+    /// The same model with rotary embeddings scaled so, or not at all, whatever they are now.
+    ///
+    /// # Errors
+    /// Names the first setting that makes no sense.
+    pub fn with_rope(&self, rope: &RopeSettings) -> Result<ModelConfig, String> {
+        rope.check().map_err(|errors| errors.to_string().replace('\n', "; "))?;
+        let now = self.yarn.as_ref().map_or(self.max_positions, |yarn| yarn.original_length);
+        let original_length = rope.original_max_position_embeddings.unwrap_or(now);
+        let yarn = (rope.rope_type == RopeType::Yarn).then_some(Yarn {
+            factor: rope.factor,
+            original_length,
+            beta_fast: rope.beta_fast,
+            beta_slow: rope.beta_slow,
+            attention_factor: rope.attention_factor,
+        });
+        let max_positions = yarn.as_ref().map_or(original_length, Yarn::length);
+        Ok(ModelConfig { yarn, max_positions, ..self.clone() })
     }
 
     /// The file that [`ModelConfig::load`] reads back; weights are saved as f32 beside it.
@@ -168,6 +195,22 @@ impl ModelConfig {
             "torch_dtype": "float32",
         });
         fields.remove("dtype");
+        if let Some(yarn) = &self.yarn {
+            // Both spellings: readers of older and of newer files each know one.
+            let mut parameters = json!({
+                "rope_type": "yarn",
+                "factor": yarn.factor,
+                "original_max_position_embeddings": yarn.original_length,
+                "beta_fast": yarn.beta_fast,
+                "beta_slow": yarn.beta_slow,
+            });
+            if let Some(factor) = yarn.attention_factor {
+                parameters["attention_factor"] = factor.into();
+            }
+            fields.insert("rope_scaling".into(), parameters.clone());
+            parameters["rope_theta"] = self.rope_theta.into();
+            fields.insert("rope_parameters".into(), parameters);
+        }
         if let Value::Object(own) = own {
             fields.extend(own);
         }
@@ -218,19 +261,48 @@ impl Fields {
         }
     }
 
-    /// `rope_theta` at the top (older files) or under `rope_parameters` (newer ones); any scaling is refused.
-    fn rope_theta(&mut self) -> Result<f64, String> {
+    /// `rope_theta` at the top (older files) or under `rope_parameters` (newer ones), and how embeddings are scaled, with the name of
+    /// the field that says so: `rope_parameters`, or `rope_scaling` in older files.
+    fn rope(&mut self) -> Result<(f64, Option<(&'static str, RopeSettings)>), String> {
         let mut theta = self.number("rope_theta")?;
+        let mut rope = None;
         for name in ["rope_scaling", "rope_parameters"] {
             let Some(Value::Object(parameters)) = self.0.remove(name) else { continue };
             let mut parameters = Fields(parameters);
-            let kind = parameters.0.get("rope_type").or_else(|| parameters.0.get("type")).cloned();
-            if let Some(kind) = kind.filter(|kind| !kind.is_null() && kind != "default") {
-                return Err(format!("{name} has type {kind}, but only \"default\" (no scaling) is supported"));
-            }
             theta = theta.or(parameters.number("rope_theta").map_err(|problem| format!("{name}.{problem}"))?);
+            let found = parameters.rope_settings().map_err(|problem| format!("{name} {problem}"))?;
+            match &rope {
+                Some((earlier, other)) if *other != found => {
+                    return Err(format!("{earlier} and {name} contradict each other; leave one out"));
+                }
+                _ => rope = Some((name, found)),
+            }
         }
-        Ok(theta.unwrap_or(10_000.0))
+        Ok((theta.unwrap_or(10_000.0), rope.filter(|(_, rope)| rope.rope_type == RopeType::Yarn)))
+    }
+
+    /// Reads all fields as those of one scaling.
+    fn rope_settings(&mut self) -> Result<RopeSettings, String> {
+        self.0.retain(|_, value| !value.is_null());
+        let older = self.0.remove("type");
+        let kind = self.0.remove("rope_type").or(older).unwrap_or_else(|| "default".into());
+        if kind == "default" {
+            return Ok(RopeSettings::default());
+        }
+        if kind != "yarn" {
+            return Err(format!("has type {kind}, but only \"default\" (not scaled) and \"yarn\" are supported"));
+        }
+        for needed in ["factor", "original_max_position_embeddings"] {
+            if !self.0.contains_key(needed) {
+                return Err(format!("is of type \"yarn\" and lacks {needed}"));
+            }
+        }
+        // Rounding the ends of the ramp outward is what this flag asks for.
+        if self.0.get("truncate") == Some(&Value::Bool(true)) {
+            self.0.remove("truncate");
+        }
+        self.0.insert("rope_type".into(), kind);
+        serde_json::from_value(Value::Object(self.0.clone())).map_err(|error| format!("is not understood: {error}"))
     }
 
     fn refuse_unsupported(&mut self) -> Result<(), String> {

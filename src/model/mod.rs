@@ -3,7 +3,8 @@
 //! `config` and `weights` read a Hugging Face directory, `parameters` says what is stored where. `network` has the passes and is written
 //! as if for one device: `exchange` is what it asks of other ranks, `whole` and [`NoExchange`] the answers where there are none.
 //! `forward` is the one pass that scoring, training and sampling share, `attention` where its rows find keys, `backward` undoes it layer
-//! by layer, `generate` extends sequences over their caches, `workspace` and `rotary` are the memory of it all.
+//! by layer, `generate` extends sequences over their caches, `workspace` and `rotary` are the memory of it all, `rope` scales the angles
+//! for long sequences.
 //!
 //! A token's log-probability depends on its own prefix alone, bit for bit: [`Model::score`] over a packed batch and
 //! [`Model::extend`] with [`Model::sample`] in any chunking give the same numbers (DESIGN, rule 3).
@@ -19,6 +20,7 @@ mod generate;
 mod initial;
 mod network;
 mod parameters;
+mod rope;
 mod rotary;
 mod shapes;
 mod weights;
@@ -36,6 +38,7 @@ pub use flops::StepFlops;
 pub use generate::{Extension, Hidden, KeyValueCache};
 pub use network::{Network, PassSettings};
 pub use parameters::{Gradients, Kind, Piece};
+pub use rope::{RopeSettings, RopeType, Yarn};
 pub use shapes::shape_names;
 pub use whole::Whole;
 
@@ -151,6 +154,11 @@ impl<D: Device> Model<D> {
 
     pub fn config(&self) -> &ModelConfig {
         self.network.config()
+    }
+
+    /// See [`Network::set_rope`].
+    pub fn set_rope(&mut self, rope: &RopeSettings) -> Result<bool, String> {
+        self.network.set_rope(rope)
     }
 
     pub fn device(&self) -> &D {

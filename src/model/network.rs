@@ -7,6 +7,7 @@ use super::config::ModelConfig;
 use super::exchange::{KeyValueExchange, NoExchange, ParameterSource, TrainingPass, Unit, UnitTensors};
 use super::forward::Rows;
 use super::parameters::Layout;
+use super::rope::RopeSettings;
 use super::rotary::RotaryTable;
 use super::workspace::{Keep, Workspace};
 use crate::device::{Cotangents, Device, Role, Scores};
@@ -48,6 +49,21 @@ impl<D: Device> Network<D> {
 
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Scales rotary embeddings so from now on, in every pass. Keys that caches hold already were turned as before. Returns whether that
+    /// changes anything.
+    ///
+    /// # Errors
+    /// Names the first setting that makes no sense.
+    pub fn set_rope(&mut self, rope: &RopeSettings) -> Result<bool, String> {
+        let config = self.config.with_rope(rope)?;
+        let changes = config != self.config;
+        if changes {
+            self.rotary = RotaryTable::new(&self.device, &config);
+            self.config = config;
+        }
+        Ok(changes)
     }
 
     pub fn device(&self) -> &D {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::config::ModelConfig;
+use super::rope::frequencies;
 use crate::device::{Device, Role};
 
 /// Positions of the table that covers `positions`: it doubles when it must grow.
@@ -20,18 +21,18 @@ pub(super) struct RotaryTable<D: Device> {
     head_dim: usize,
     /// `[head_dim / 2]` radians per position
     frequencies: Vec<f32>,
+    /// Of cosines and sines: 1 unless the embedding is scaled.
+    scale: f32,
     /// `[positions, head_dim]`, with the number of positions
     table: Mutex<(usize, Arc<D::Buffer>)>,
 }
 
 impl<D: Device> RotaryTable<D> {
     pub fn new(device: &D, config: &ModelConfig) -> Self {
-        let frequencies = (0..config.head_dim / 2)
-            .map(|pair| 1.0 / (config.rope_theta as f32).powf((2 * pair) as f32 / config.head_dim as f32))
-            .collect();
         RotaryTable {
             head_dim: config.head_dim,
-            frequencies,
+            frequencies: frequencies(config),
+            scale: config.yarn.as_ref().map_or(1.0, |yarn| yarn.attention_scale() as f32),
             table: Mutex::new((0, Arc::new(device.zeros(Role::Statistics, 0)))),
         }
     }
@@ -45,8 +46,8 @@ impl<D: Device> RotaryTable<D> {
             let mut values = Vec::with_capacity(rows * self.head_dim);
             for position in 0..rows {
                 let angles = self.frequencies.iter().map(|frequency| (position as f32 * frequency) as f64);
-                values.extend(angles.clone().map(|angle| angle.cos() as f32));
-                values.extend(angles.map(|angle| angle.sin() as f32));
+                values.extend(angles.clone().map(|angle| angle.cos() as f32 * self.scale));
+                values.extend(angles.map(|angle| angle.sin() as f32 * self.scale));
             }
             *table = (rows, Arc::new(device.upload(Role::Statistics, &values)));
         }

@@ -46,6 +46,7 @@ impl ModelConfig {
             head_dim,
             norm_epsilon: 1e-6,
             rope_theta: 1e6,
+            yarn: None,
             max_positions: if family == Family::Qwen2 { 32_768 } else { 40_960 },
             tied_embeddings,
             attention_bias: family == Family::Qwen2,

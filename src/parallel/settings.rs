@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::mesh::{Mesh, MeshError};
+use crate::algorithm::{Problems, SettingErrors};
 use crate::collectives::Liveness;
 use crate::collectives::launch::DEFAULT_PORT;
 
@@ -42,15 +43,14 @@ impl Default for Settings {
 
 impl Settings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
-        if self.port == 0 {
-            return Err("parallel.port = 0: give a port from 1 to 65535, the same on all nodes".into());
-        }
-        if !(1.0..=1e6).contains(&self.rendezvous_seconds) {
-            return Err(format!("parallel.rendezvous_seconds = {}: give seconds from 1 to 1000000", self.rendezvous_seconds));
-        }
-        self.liveness().check().map_err(|problem| format!("parallel.{problem}"))
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
+        problems.unless(self.port > 0, "port", self.port, "give a port from 1 to 65535, the same on all nodes");
+        let seconds = self.rendezvous_seconds;
+        problems.unless((1.0..=1e6).contains(&seconds), "rendezvous_seconds", seconds, "give seconds from 1 to 1000000");
+        problems.join(self.liveness().check());
+        problems.finish()
     }
 
     pub fn liveness(&self) -> Liveness {
@@ -91,7 +91,7 @@ mod tests {
             ("parallel.dead_after_seconds", Settings { dead_after_seconds: 2.0, ..Settings::default() }),
             ("parallel.stall_seconds", Settings { stall_seconds: f64::INFINITY, ..Settings::default() }),
         ] {
-            assert!(settings.check().is_err_and(|line| line.starts_with(key)), "{settings:?}");
+            assert!(settings.check().is_err_and(|errors| errors.within("parallel").to_string().starts_with(key)), "{settings:?}");
         }
     }
 

@@ -9,7 +9,9 @@ use super::sharding::TensorShards;
 use super::world::World;
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
-use crate::model::{Layout, Model, ModelConfig, ModelError, Network, PassSettings, Piece, initial_values, read_weights};
+use crate::model::{
+    Layout, Model, ModelConfig, ModelError, Network, PassSettings, Piece, RopeSettings, initial_values, read_weights,
+};
 use crate::types::Batch;
 
 /// One rank's part of a model. All ranks make the same calls in the same order, each replica with batches of its own; the ranks of a
@@ -60,6 +62,11 @@ impl<D: Device> ShardedModel<D> {
 
     pub fn config(&self) -> &ModelConfig {
         self.network.config()
+    }
+
+    /// As [`Network::set_rope`]; replicas made before keep theirs.
+    pub fn set_rope(&mut self, rope: &RopeSettings) -> Result<bool, String> {
+        self.network.set_rope(rope)
     }
 
     pub fn device(&self) -> &D {

@@ -15,7 +15,7 @@ mod svg;
 mod tensorboard;
 
 pub use layout::table;
-pub use page::write_page;
+pub use page::{training_curve, write_page};
 pub use records::PageError;
 pub use reporter::{Reporter, Verbosity};
 pub use tensorboard::{EventError, EventWriter};

@@ -48,6 +48,20 @@ fn page_text(name: &str, records: &RunRecords) -> String {
     )
 }
 
+type Points = Vec<(f64, f64)>;
+
+/// Training pass rate by step of reinforcement learning, and held-out pass@1 where it was measured.
+///
+/// # Errors
+/// As [`RunRecords::read`].
+pub fn training_curve(run_directory: &Path) -> Result<(Points, Points), PageError> {
+    let records = RunRecords::read(run_directory)?;
+    let line = records.rl.iter().filter_map(|record| Some((record.number("step")?, record.number("pass_rate")?)));
+    let marks =
+        reinforced_evaluations(&records).filter_map(|record| Some((record.number("rl_step")?, record.number("pass_at_1")?)));
+    Ok((line.collect(), marks.collect()))
+}
+
 fn subtitle(records: &RunRecords) -> String {
     let steps = |count: usize, stage: &str| match count {
         0 => None,
@@ -64,14 +78,13 @@ fn tiles(records: &RunRecords) -> String {
     let mut tiles: Vec<(String, String)> = Vec::new();
     for evaluation in &records.evaluations {
         let name = evaluation.text("name").unwrap_or("");
-        if let Some(pass) = evaluation.number("pass_at_1").filter(|_| !name.starts_with("rl_step")) {
+        if let Some(pass) = evaluation.number("pass_at_1").filter(|_| !name.contains("_step_")) {
             tiles.push((format!("{pass:.3}"), format!("pass@1 {}", evaluation_label(name))));
         }
     }
-    let pass_of = |name: &str| {
-        records.evaluations.iter().find(|record| record.text("name") == Some(name)).and_then(|record| record.number("pass_at_1"))
-    };
-    if let (Some(before), Some(after)) = (pass_of("after_rft"), pass_of("after_rl")) {
+    let (first, last) = (reinforced_evaluations(records).next(), records.evaluations.last());
+    let pass_of = |record: Option<&Record>| record.and_then(|record| record.number("pass_at_1"));
+    if let (Some(before), Some(after), false) = (pass_of(first), pass_of(last), records.rl.is_empty()) {
         tiles.push((format!("{:+.3}", after - before), "gained by RL".to_string()));
     }
     if let Some(mismatch) = records.rl.iter().filter_map(|record| record.number("mismatch")).reduce(f64::max) {
@@ -232,19 +245,22 @@ fn training_reward(records: &RunRecords) -> Option<String> {
         lines.push(passes);
     }
     lines.retain(|series| !series.points.is_empty());
-    let last = rl.last()?.number("step")?;
-    let step_of = |record: &Record| match record.text("name")? {
-        "after_rft" => Some(rl.first()?.number("step")?),
-        "after_rl" => Some(last),
-        name => name.strip_prefix("rl_step_")?.parse().ok(),
-    };
-    let scores: Vec<Score> = records.evaluations.iter().filter_map(|record| score(record, step_of(record)?)).collect();
+    rl.last()?;
+    let scores: Vec<Score> =
+        reinforced_evaluations(records).filter_map(|record| score(record, record.number("rl_step")?)).collect();
     let mut legend = legend(&lines);
     if !scores.is_empty() {
         legend.push(("mark ink".to_string(), "held-out pass@1".to_string()));
     }
     let drawing = if lines.is_empty() { None } else { svg::lines("Training reward", &lines, &scores) };
     card("Training reward", "Mean over the step's episodes.", &legend, drawing)
+}
+
+/// The evaluation of what reinforcement learning began with, and those since.
+fn reinforced_evaluations(records: &RunRecords) -> impl Iterator<Item = &Record> {
+    let is_after = |record: &Record| record.number("rl_step").is_some_and(|step| step > 0.0);
+    let first = records.evaluations.iter().position(is_after).unwrap_or(records.evaluations.len()).saturating_sub(1);
+    records.evaluations.iter().skip(first)
 }
 
 /// Layers of the named endings, then of any other ending found.
@@ -311,17 +327,28 @@ mod tests {
     fn run() -> tempfile::TempDir {
         let run = tempfile::tempdir().unwrap();
         let mut metrics = String::new();
-        for step in 0..2 {
-            metrics += &format!("{{\"stage\":\"rft\",\"step\":{step},\"loss\":0.5,\"learning_rate\":0.003}}\n");
+        let evaluation = |name: &str, pass: f64| {
+            format!(
+                "{{\"stage\":\"{name}\",\"kind\":\"evaluation\",\"name\":\"{name}\",\"pass_at_1\":{pass},\"pass_at_8\":0.8,\
+                 \"ci95\":[{:.2},{:.2}]}}\n",
+                pass - 0.01,
+                pass + 0.01
+            )
+        };
+        metrics += &evaluation("before_rft", 0.01);
+        for step in 1..3 {
+            metrics += &format!("{{\"stage\":\"rft\",\"kind\":\"rft\",\"step\":{step},\"loss\":0.5,\"learning_rate\":0.003}}\n");
         }
-        for step in 0..3 {
-            metrics += &format!("{{\"stage\":\"rl\",\"step\":{step},\"reward_mean\":0.{step}5,\"entropy\":0.1,\"mismatch\":0,");
-            metrics += "\"endings\":{\"submitted\":20,\"bad_call\":4},\"seconds\":{\"rollout\":3.5,\"train\":1.25}}\n";
+        metrics += &evaluation("after_rft", 0.3);
+        for step in 1..4 {
+            metrics += &format!("{{\"stage\":\"rl\",\"kind\":\"rl\",\"step\":{step},\"reward_mean\":0.{step}5,\"entropy\":0.1,");
+            metrics +=
+                "\"mismatch\":0,\"endings\":{\"submitted\":20,\"bad_call\":4},\"seconds\":{\"rollout\":3.5,\"train\":1.25}}\n";
+            if step == 1 {
+                metrics += &evaluation("rl_step_1", 0.4);
+            }
         }
-        for (name, pass) in [("before_rft", 0.01), ("after_rft", 0.3), ("rl_step_1", 0.4), ("after_rl", 0.55)] {
-            metrics += &format!("{{\"stage\":\"evaluation\",\"name\":\"{name}\",\"pass_at_1\":{pass},\"pass_at_8\":0.8,");
-            metrics += &format!("\"ci95\":[{:.2},{:.2}]}}\n", pass - 0.01, pass + 0.01);
-        }
+        metrics += &evaluation("after_rl", 0.55);
         let summary = r#"{"header":[["model","<qwen3>"]],"seconds":{"rl":90,"rft":35}}"#;
         std::fs::write(run.path().join("metrics.jsonl"), metrics).unwrap();
         std::fs::write(run.path().join("summary.json"), summary).unwrap();
@@ -370,7 +397,11 @@ mod tests {
         let run = tempfile::tempdir().unwrap();
         let page = std::fs::read_to_string(write_page(run.path()).unwrap()).unwrap();
         assert!(page.contains("no steps recorded yet"));
-        std::fs::write(run.path().join("metrics.jsonl"), "{\"stage\":\"rl\",\"step\":0}\n{\"stage\":\"evaluation\"}\n").unwrap();
+        std::fs::write(
+            run.path().join("metrics.jsonl"),
+            "{\"stage\":\"rl\",\"kind\":\"rl\",\"step\":0}\n{\"stage\":\"x\",\"kind\":\"evaluation\"}\n",
+        )
+        .unwrap();
         let page = std::fs::read_to_string(write_page(run.path()).unwrap()).unwrap();
         assert!(page.contains("1 RL step") && page.contains("unnamed"));
     }

@@ -72,10 +72,10 @@ pub fn shown(value: &Value) -> Option<String> {
 /// Everything the page is made from.
 #[derive(Clone, Debug, Default)]
 pub struct RunRecords {
-    /// Steps of rejection fine-tuning and of reinforcement learning, in step order.
+    /// Steps of rejection fine-tuning and of reinforcement learning, in order, counted through all stages of the kind.
     pub rft: Vec<Record>,
     pub rl: Vec<Record>,
-    /// In the order they were made.
+    /// In the order they were made, each with `rl_step`: the step of reinforcement learning before it, 0 before the first.
     pub evaluations: Vec<Record>,
     /// Empty while the run is not over.
     pub summary: Record,
@@ -106,6 +106,7 @@ impl RunRecords {
             Record::parse(&text).map_err(|reason| PageError::Summary { path, reason })?
         };
         let run_file = read_or_empty(&run_directory.join("run.toml"))?;
+        let records = counted_through(records);
         Ok(RunRecords {
             rft: steps_of(&records, "rft"),
             rl: steps_of(&records, "rl"),
@@ -124,17 +125,38 @@ fn read_or_empty(path: &Path) -> Result<String, PageError> {
     }
 }
 
-/// The steps of one stage in step order; of a step recorded twice the later record holds.
-fn steps_of(records: &[Record], stage: &str) -> Vec<Record> {
-    let of_stage = records.iter().filter(|record| record.text("stage") == Some(stage));
-    let by_step: BTreeMap<i64, &Record> = of_stage.filter_map(|record| Some((record.number("step")? as i64, record))).collect();
+/// Counts the steps of all stages of a kind as one series, and notes at evaluations where reinforcement learning is by then.
+fn counted_through(mut records: Vec<Record>) -> Vec<Record> {
+    // By kind and stage, the steps of the stages of this kind before it; and by kind, the last step so far.
+    let mut before: BTreeMap<(String, String), f64> = BTreeMap::new();
+    let mut last: BTreeMap<String, f64> = BTreeMap::new();
+    for record in &mut records {
+        let (Some(kind), Some(stage)) = (record.text("kind"), record.text("stage")) else { continue };
+        let (kind, stage) = (kind.to_owned(), stage.to_owned());
+        if kind == "evaluation" {
+            let step = last.get("rl").copied().unwrap_or(0.0);
+            record.0.insert("rl_step".into(), step.into());
+        } else if let Some(step) = record.number("step") {
+            let last = last.entry(kind.clone()).or_default();
+            let step = step + *before.entry((kind, stage)).or_insert(*last);
+            *last = step;
+            record.0.insert("step".into(), step.into());
+        }
+    }
+    records
+}
+
+/// The steps of one kind in step order; of a step recorded twice the later record holds.
+fn steps_of(records: &[Record], kind: &str) -> Vec<Record> {
+    let of_kind = records.iter().filter(|record| record.text("kind") == Some(kind));
+    let by_step: BTreeMap<i64, &Record> = of_kind.filter_map(|record| Some((record.number("step")? as i64, record))).collect();
     by_step.into_values().cloned().collect()
 }
 
 /// Evaluations in the order they were first made; of one made twice the later record holds.
 fn evaluations_of(records: &[Record]) -> Vec<Record> {
     let mut evaluations: Vec<Record> = Vec::new();
-    for record in records.iter().filter(|record| record.text("stage") == Some("evaluation")) {
+    for record in records.iter().filter(|record| record.text("kind") == Some("evaluation")) {
         match evaluations.iter_mut().find(|earlier| earlier.text("name") == record.text("name")) {
             Some(earlier) => *earlier = record.clone(),
             None => evaluations.push(record.clone()),
@@ -156,15 +178,32 @@ mod tests {
     #[test]
     fn steps_are_sorted_and_the_later_record_holds() {
         let run = run_with(concat!(
-            "{\"stage\":\"rl\",\"step\":1,\"loss\":1}\n\n{\"stage\":\"rl\",\"step\":0,\"loss\":null}\n",
-            "{\"stage\":\"rl\",\"step\":1,\"loss\":2}\n{\"stage\":\"rft\",\"step\":0}\n{\"stage\":\"rl\"}\n",
-            "{\"stage\":\"evaluation\",\"name\":\"after_rl\",\"ci95\":[0.1,0.2]}\n{\"stage\":\"rl\",\"st",
+            "{\"stage\":\"rl\",\"kind\":\"rl\",\"step\":2,\"loss\":1}\n\n{\"stage\":\"rl\",\"kind\":\"rl\",\"step\":1,\"loss\":null}\n",
+            "{\"stage\":\"rl\",\"kind\":\"rl\",\"step\":2,\"loss\":2}\n{\"stage\":\"rft\",\"kind\":\"rft\",\"step\":0}\n{\"kind\":\"rl\"}\n",
+            "{\"stage\":\"end\",\"kind\":\"evaluation\",\"name\":\"end\",\"ci95\":[0.1,0.2]}\n{\"stage\":\"rl\",\"st",
         ));
         let records = RunRecords::read(run.path()).unwrap();
         let losses: Vec<_> = records.rl.iter().map(|record| record.number("loss")).collect();
         assert_eq!(losses, [None, Some(2.0)]);
         assert_eq!((records.rft.len(), records.evaluations[0].pair("ci95")), (1, Some((0.1, 0.2))));
         assert_eq!(records.summary, Record::default());
+    }
+
+    #[test]
+    fn steps_of_several_stages_are_one_series_and_evaluations_know_their_place_in_it() {
+        let mut metrics = String::new();
+        let mut line = |text: String| metrics += &format!("{text}\n");
+        let evaluation = |name: &str| format!("{{\"stage\":\"{name}\",\"kind\":\"evaluation\",\"name\":\"{name}\",\"step\":9}}");
+        line(evaluation("before"));
+        for stage in ["stage1", "stage2"] {
+            (1..=2).for_each(|step| line(format!("{{\"stage\":\"{stage}\",\"kind\":\"rl\",\"step\":{step}}}")));
+            line(evaluation(&format!("after_{stage}")));
+        }
+        let run = run_with(&metrics);
+        let records = RunRecords::read(run.path()).unwrap();
+        let of = |records: &[Record], field: &str| records.iter().filter_map(|record| record.number(field)).collect::<Vec<_>>();
+        assert_eq!(of(&records.rl, "step"), [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(of(&records.evaluations, "rl_step"), [0.0, 2.0, 4.0]);
     }
 
     #[test]

@@ -48,15 +48,17 @@ impl EventWriter {
     }
 
     /// Adds one record of the metrics: every number in it becomes the scalar `stage/field` (or `stage/field/name`) at the
-    /// record's step. An evaluation without a step counts as the next one.
+    /// record's step. Evaluations are one series of the run, `evaluation/field`; one without a step counts as the next one.
     pub fn append(&mut self, record: &Map<String, Value>) -> Result<(), EventError> {
-        let stage = record.get("stage").and_then(Value::as_str).unwrap_or("run");
+        let text = |field: &str| record.get(field).and_then(Value::as_str);
+        let evaluation = text("kind") == Some("evaluation");
+        let stage = if evaluation { "evaluation" } else { text("stage").unwrap_or("run") };
         let mut scalars = Vec::new();
         for (field, value) in record.iter().filter(|(field, _)| *field != "step") {
             collect_scalars(&format!("{stage}/{field}"), value, &mut scalars);
         }
         let step = record.get("step").and_then(Value::as_u64).unwrap_or(self.evaluations);
-        self.evaluations += u64::from(stage == "evaluation");
+        self.evaluations += u64::from(evaluation);
         if scalars.is_empty() { Ok(()) } else { self.write(&framed(&scalar_event(seconds_since_epoch(), step, &scalars))) }
     }
 
@@ -203,7 +205,7 @@ mod tests {
         assert_eq!((tags_in(run.path(), "rl/loss"), tags_in(run.path(), "rl/endings/submitted")), (3, 3));
         std::fs::write(run.path().join("metrics.jsonl"), "{\"stage\":\"rl\",\"step\":1,\"loss\":0.5}\n{\"sta").unwrap();
         let mut writer = EventWriter::open(run.path()).unwrap();
-        writer.append(&record(r#"{"stage":"evaluation","name":"after_rl","ci95":[0.1,0.2]}"#)).unwrap();
+        writer.append(&record(r#"{"stage":"after_rl","kind":"evaluation","name":"after_rl","ci95":[0.1,0.2]}"#)).unwrap();
         assert_eq!((tags_in(run.path(), "rl/loss"), tags_in(run.path(), "evaluation/ci95/1")), (1, 1));
     }
 

@@ -1,11 +1,15 @@
-//! What a run strings together: evaluation, rejection fine-tuning, evaluation, reinforcement learning, evaluation.
+//! What a run strings together: a list of stages, each an evaluation, rejection fine-tuning, reinforcement learning or a curriculum.
 //!
 //! ```text
-//! mod.rs     the order of the points of a run, and going on from any of them
-//! rft.rs     scripted demonstrations -> what passes -> imitation steps
-//! rl.rs      groups of rollouts -> advantages -> policy steps
-//! state.rs   what a checkpoint must remember
-//! summary.rs what the run found, for summary.json
+//! list.rs        the stages of a run, and those of one that lists none
+//! mod.rs         one stage after another, and going on from any of them
+//! evaluation.rs  held-out tasks -> how often the policy solves them
+//! rft.rs         demonstrations or the policy's own attempts -> what passes -> imitation steps
+//! collection.rs  where those come from
+//! rl/            groups of rollouts -> advantages -> policy steps
+//! curriculum.rs  the attempts of an earlier stage -> the tasks of the stages after it
+//! state.rs       what a checkpoint must remember
+//! summary.rs     what the run found, for summary.json
 //! ```
 //!
 //! A run is a pure function of its settings: it may be stopped and resumed at any point and ends with the same weights.
@@ -13,6 +17,10 @@
 //! On many ranks all run this same code with the same data and come to the same decisions: episodes, metrics and requests to
 //! stop are shared before anything follows from them. What is written once is written by rank 0.
 
+mod collection;
+mod curriculum;
+mod evaluation;
+mod list;
 mod rft;
 mod rl;
 mod state;
@@ -23,31 +31,33 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-pub use rft::RftSettings;
-pub use rl::RlSettings;
-pub use state::{Point, RunState};
-pub use summary::Summary;
+pub use list::{CurriculumSettings, Stage, StageKind};
+pub use rft::{Collect, RftSettings};
+pub use rl::{RlProgress, RlSettings};
+pub use state::{Attempts, RunState, StageRecord};
+pub use summary::{StageSummary, Summary};
 
 use crate::agent::{self, Rollout, RolloutError, Surroundings, Tally};
 use crate::collectives::CollectiveError;
 use crate::device::Device;
 use crate::engine::{self, BuiltinEngine};
-use crate::evaluate::{self, Evaluation, HeldOut, Stream};
+use crate::evaluate;
 use crate::grader::{Counters, Grader};
-use crate::model::Model;
+use crate::model::{Model, RopeSettings};
 use crate::parallel::Ranks;
 use crate::sandbox::Tier;
 use crate::text::{ChatFormat, Tokenizer};
-use crate::train::optimizer::AdamWSettings;
 use crate::train::{
     CheckpointError, CheckpointSettings, CheckpointWriter, FileError, MetricsLog, StepSettings, Trainer, write_atomically,
 };
 use crate::types::{Episode, Phase, Progress, Task};
 
-/// Everything that decides what a run computes.
+/// Everything that decides what a stage computes.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub seed: u64,
+    /// Rotary embeddings that the policy has from this stage on; those it has already if `None`.
+    pub rope: Option<RopeSettings>,
     pub agent: agent::Settings,
     pub engine: engine::Settings,
     pub rft: RftSettings,
@@ -59,11 +69,17 @@ pub struct Settings {
     pub episodes_kept: usize,
 }
 
-/// What a run works with and does not change.
+/// What a run works with.
+#[derive(Clone, Copy)]
 pub struct Context<'a> {
     pub ranks: &'a Ranks,
     /// The same one for all ranks.
     pub directory: &'a Path,
+    /// Of the run.
+    pub seed: u64,
+    /// From [`Stage::in_order`].
+    pub stages: &'a [Stage],
+    /// Of the stage under way; before the first one those of the run as a whole.
     pub settings: &'a Settings,
     pub tokenizer: &'a Tokenizer,
     pub format: ChatFormat<'a>,
@@ -74,7 +90,8 @@ pub struct Context<'a> {
     pub workers: usize,
     pub sandbox_tier: Tier,
     pub train_tasks: &'a [Task],
-    pub held_out: HeldOut<'a>,
+    /// Each stage draws from them what it evaluates on.
+    pub held_out: &'a [Task],
     /// Shows nothing on other ranks than 0.
     pub progress: &'a dyn Progress,
     /// True once the run has been asked to end its step, save and stop. One rank that is asked is enough.
@@ -130,8 +147,16 @@ pub mod stream {
     pub const EVALUATE_AFTER_RL: u64 = 3;
     /// `learner evaluate`.
     pub const EVALUATE_COMMAND: u64 = 4;
+    /// The policy's own attempts to fine-tune on.
+    pub const COLLECTION: u64 = 5;
     /// Plus the step.
     pub const EVALUATE_BETWEEN: u64 = 1000;
+
+    /// Of a stage that evaluates, after `earlier` others.
+    pub fn evaluate(earlier: usize) -> u64 {
+        let first = [EVALUATE_BEFORE_RFT, EVALUATE_AFTER_RFT, EVALUATE_AFTER_RL];
+        first.get(earlier).copied().unwrap_or(1 << 32 | earlier as u64)
+    }
 }
 
 /// The folder of a run's directory that holds its checkpoints.
@@ -145,10 +170,10 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// get [`RunError::Ranks`].
 ///
 /// `log` is the run's metrics, cut to the lines that `learner.state` counts; other ranks than 0 have none.
-pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>, log: Option<MetricsLog>) -> Result<Summary, RunError> {
+pub fn run<D: Device>(context: Context, learner: &mut Learner<D>, log: Option<MetricsLog>) -> Result<Summary, RunError> {
     let folder = context.directory.join(CHECKPOINTS);
     let checkpoints = CheckpointWriter::open(folder, context.settings.checkpoint.keep, context.ranks, context.progress)?;
-    let mut run = Run { context, learner, checkpoints, log };
+    let mut run = Run { context, learner, checkpoints, log, pool: Vec::new(), counted: Instant::now() };
     match run.go_on() {
         Err(RunError::Rollout(RolloutError::Stopped)) => Err(run.save_and_stop()?),
         result => result,
@@ -156,105 +181,93 @@ pub fn run<D: Device>(context: &Context, learner: &mut Learner<D>, log: Option<M
 }
 
 struct Run<'r, D: Device> {
-    context: &'r Context<'r>,
+    context: Context<'r>,
     learner: &'r mut Learner<D>,
     checkpoints: CheckpointWriter<'r>,
     /// Of rank 0.
     log: Option<MetricsLog>,
+    /// Training tasks of the stage under way.
+    pool: Vec<&'r Task>,
+    /// Until when the time of the stage under way is counted.
+    counted: Instant,
 }
 
-impl<D: Device> Run<'_, D> {
-    /// From the point the run is at to the end.
+impl<'r, D: Device> Run<'r, D> {
+    /// From the stage the run is at to the end.
     fn go_on(&mut self) -> Result<Summary, RunError> {
-        loop {
-            match self.learner.state.point {
-                Point::EvaluateBefore => {
-                    self.evaluate_fully("before_rft", stream::EVALUATE_BEFORE_RFT)?;
-                    self.enter(Point::Rft, self.context.settings.rft.optimizer);
-                }
-                Point::Rft => {
-                    self.fine_tune()?;
-                    self.enter(Point::EvaluateAfterRft, self.context.settings.rl.optimizer);
-                    self.save_now()?;
-                }
-                Point::EvaluateAfterRft => {
-                    self.evaluate_fully("after_rft", stream::EVALUATE_AFTER_RFT)?;
-                    self.enter(Point::Rl, self.context.settings.rl.optimizer);
-                }
-                Point::Rl => {
-                    self.reinforce()?;
-                    self.enter(Point::EvaluateAfterRl, self.context.settings.rl.optimizer);
-                    self.save_now()?;
-                }
-                Point::EvaluateAfterRl => {
-                    self.evaluate_fully("after_rl", stream::EVALUATE_AFTER_RL)?;
-                    return self.summarise();
-                }
+        self.enter()?;
+        while self.learner.state.stage < self.context.stages.len() {
+            let stage = self.stage()?;
+            match &stage.kind {
+                StageKind::Evaluate => self.evaluate_fully()?,
+                StageKind::Rft => self.fine_tune()?,
+                StageKind::Rl => self.reinforce()?,
+                StageKind::Curriculum(settings) => self.choose_tasks(settings)?,
             }
+            self.leave(stage)?;
         }
+        self.summarise()
     }
 
-    /// Moves to the next point with a fresh optimizer.
-    fn enter(&mut self, point: Point, optimizer: AdamWSettings) {
-        self.learner.state.point = point;
-        self.learner.state.step = 0;
-        self.learner.trainer.reset_optimizer(optimizer);
+    /// The stage under way.
+    fn stage(&self) -> Result<&'r Stage, RunError> {
+        let (stages, place) = (self.context.stages, self.learner.state.stage);
+        let missing = || RunError::Failed(format!("the checkpoint is at stage {}, the run has {}", place + 1, stages.len()));
+        stages.get(place).ok_or_else(missing)
     }
 
-    /// Evaluates with all samples, unless the run already has this evaluation.
-    fn evaluate_fully(&mut self, name: &str, stream: u64) -> Result<(), RunError> {
-        self.evaluate(name, stream, self.context.settings.evaluate.samples)
-    }
-
-    fn evaluate(&mut self, name: &str, stream: u64, samples: usize) -> Result<(), RunError> {
-        if self.learner.state.evaluations.contains_key(name) {
+    /// Makes what depends on the stage under way that of this stage: at its beginning, and when it is gone on with.
+    fn enter(&mut self) -> Result<(), RunError> {
+        if self.learner.state.stage == self.context.stages.len() {
             return Ok(());
         }
-        let started = Instant::now();
-        let context = self.context;
-        context.grader.forget();
-        let total = (context.held_out.main.len() + context.held_out.structure.len()) * samples;
-        let phase = context.progress.phase(&format!("evaluate {}", name.replace('_', " ")), Some(total as u64));
-        let stream = Stream { seed: context.settings.seed, stream, version: self.learner.state.version() };
-        let rollout = rollout(context);
-        let mut engine = builtin_engine(context, self.learner.trainer.sampler()?);
-        let mut on_progress = show(&*phase, "pass");
-        let (evaluation, episodes) =
-            evaluate::evaluate(&rollout, &mut engine, &context.held_out, samples, stream, &mut on_progress, context.stop)?;
-        drop(on_progress);
-        if evaluation.tasks == 0 {
-            return Err(RunError::Failed(format!("evaluation {name}: every episode was lost: {}", first_fault(&episodes))));
+        let stage = self.stage()?;
+        self.context.settings = &stage.settings;
+        self.pool = self.context.train_tasks.iter().filter(|task| !self.learner.state.left_out.contains(&task.id)).collect();
+        self.counted = Instant::now();
+        self.learner.state.of_stage(&stage.name).pool = self.pool.len();
+        let (place, of) = (self.learner.state.stage + 1, self.context.stages.len());
+        self.context.progress.line(&format!("stage {place} of {of}: {}", stage.title()));
+        let Some(rope) = &stage.settings.rope else { return Ok(()) };
+        let policy = self.learner.trainer.policy_mut();
+        if policy.set_rope(rope).map_err(|problem| RunError::Failed(format!("model.rope: {problem}")))? {
+            let most = policy.config().max_positions;
+            self.context.progress.line(&format!("rotary embedding: {rope}; sequences of up to {most} tokens"));
         }
-        phase.finish(&format!("{}: {}", name.replace('_', " "), describe(&evaluation)));
-        let counts = self.verdict_counts()?;
-        self.learner.state.count_verdicts(counts);
-        self.learner.state.count_faults(&episodes);
-        self.keep_episodes(name, &episodes)?;
-        self.note_evaluation(name, evaluation, started)
-    }
-
-    fn note_evaluation(&mut self, name: &str, evaluation: Evaluation, started: Instant) -> Result<(), RunError> {
-        #[derive(Serialize)]
-        struct Line<'a> {
-            stage: &'static str,
-            name: &'a str,
-            step: u32,
-            #[serde(flatten)]
-            evaluation: &'a Evaluation,
-            seconds: f64,
-        }
-        let seconds = started.elapsed().as_secs_f64();
-        let step = self.learner.state.version();
-        self.write_metrics(&Line { stage: "evaluation", name, step, evaluation: &evaluation, seconds })?;
-        self.learner.state.add_seconds("evaluate", seconds);
-        self.learner.state.evaluations.insert(name.to_owned(), evaluation);
         Ok(())
     }
 
-    /// Adds a line to the run's metrics.
+    /// Ends a stage and enters the next one, with a fresh optimizer. What was trained is saved.
+    fn leave(&mut self, stage: &Stage) -> Result<(), RunError> {
+        self.count_seconds();
+        let state = &mut self.learner.state;
+        state.of_stage(&stage.name).steps = state.step;
+        (state.stage, state.step) = (state.stage + 1, 0);
+        state.rl = RlProgress::default();
+        self.enter()?;
+        if let Some(next) = self.context.stages.get(self.learner.state.stage) {
+            self.learner.trainer.reset_optimizer(next.optimizer());
+        }
+        if matches!(stage.kind, StageKind::Rft | StageKind::Rl) { self.save_now() } else { Ok(()) }
+    }
+
+    /// Adds the time since this was last done to that of the stage under way.
+    fn count_seconds(&mut self) {
+        if let Some(stage) = self.context.stages.get(self.learner.state.stage) {
+            let seconds = self.counted.elapsed().as_secs_f64();
+            self.learner.state.of_stage(&stage.name).seconds += seconds;
+            self.counted = Instant::now();
+        }
+    }
+
+    /// Adds a line to the run's metrics: an object that says its `kind`. The name of the stage under way is added to it as `stage`.
     fn write_metrics(&mut self, metrics: &impl Serialize) -> Result<(), RunError> {
+        let stage = self.stage()?;
         let Some(log) = &mut self.log else { return Ok(()) };
-        let value = serde_json::to_value(metrics).map_err(|error| RunError::Failed(format!("metrics: {error}")))?;
+        let mut value = serde_json::to_value(metrics).map_err(|error| RunError::Failed(format!("metrics: {error}")))?;
+        if let serde_json::Value::Object(record) = &mut value {
+            record.insert("stage".into(), stage.name.as_str().into());
+        }
         log.append(&value)?;
         if let serde_json::Value::Object(record) = &value {
             self.context.progress.record(record);
@@ -290,6 +303,7 @@ impl<D: Device> Run<'_, D> {
         if let Some(log) = &mut self.log {
             self.learner.state.metrics_lines = log.commit()?;
         }
+        self.count_seconds();
         let Learner { trainer, state } = &mut *self.learner;
         let snapshot = || Ok(trainer.snapshot()?);
         let path = self.checkpoints.save(step, snapshot, self.context.tokenizer_json, state)?;
@@ -356,11 +370,11 @@ impl<D: Device> Run<'_, D> {
     }
 }
 
-fn surroundings<'a>(context: &'a Context) -> Surroundings<'a> {
+fn surroundings<'a>(context: Context<'a>) -> Surroundings<'a> {
     Surroundings { tokenizer: context.tokenizer, format: context.format, settings: &context.settings.agent }
 }
 
-fn rollout<'a>(context: &'a Context) -> Rollout<'a> {
+fn rollout<'a>(context: Context<'a>) -> Rollout<'a> {
     Rollout {
         surroundings: surroundings(context),
         grader: context.grader,
@@ -370,7 +384,7 @@ fn rollout<'a>(context: &'a Context) -> Rollout<'a> {
     }
 }
 
-fn builtin_engine<'a, D: Device>(context: &Context, model: &'a Model<D>) -> BuiltinEngine<'a, D> {
+fn builtin_engine<'a, D: Device>(context: Context<'a>, model: &'a Model<D>) -> BuiltinEngine<'a, D> {
     let sampleable = context.tokenizer.vocabulary_size();
     BuiltinEngine::new(model, context.settings.engine.clone(), context.format.stop_token(), sampleable)
 }
@@ -382,17 +396,6 @@ fn show<'p>(phase: &'p dyn Phase, what: &'p str) -> impl FnMut(Tally) + 'p {
         phase.advance(tally.ended - shown, &format!("{what} {:.3}", tally.pass_rate()));
         shown = tally.ended;
     }
-}
-
-/// The line that sums up an evaluation.
-fn describe(evaluation: &Evaluation) -> String {
-    let Evaluation { pass_at_1, pass_at_8, ci95: [low, high], tasks, samples, .. } = evaluation;
-    let pass_at_8 = pass_at_8.map(|value| format!("  pass@8 {value:.3}")).unwrap_or_default();
-    format!(
-        "pass@1 {pass_at_1:.3} [{low:.3}, {high:.3}]{pass_at_8}  runs tests {:.2}  edits again after a failure {:.2}  \
-         ({tasks} tasks x {samples})",
-        evaluation.ran_tests, evaluation.edited_after_failure
-    )
 }
 
 /// Why an episode was lost, for people.

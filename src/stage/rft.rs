@@ -1,24 +1,46 @@
-//! Rejection fine-tuning: run scripted, imperfect demonstrations, keep those whose answer passes the hidden tests, learn
-//! to imitate them, wrong first guesses included.
+//! Rejection fine-tuning: collect attempts (scripted, imperfect demonstrations, or the policy's own), keep those whose answer passes the
+//! hidden tests, learn to imitate them, wrong first guesses included.
 
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Run, RunError, first_fault, show, surroundings};
-use crate::agent::Demonstrations;
+use super::{Run, RunError};
 use crate::algorithm::{Decay, Problems, ScheduleSettings, SettingErrors, learning_rate};
 use crate::device::Device;
 use crate::train::optimizer::AdamWSettings;
-use crate::train::{FileError, write_atomically};
-use crate::types::{Episode, Key, Purpose, Sample, Task, Verdict};
+use crate::types::{Episode, Key, Purpose, Sample};
+
+/// Who makes the attempts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Collect {
+    /// A script that knows the answers and guesses badly on purpose.
+    #[default]
+    Script,
+    /// The policy as it enters the stage.
+    Policy,
+}
 
 /// Settings of the stage. The defaults are the quick start's (`docs/training-step.md` says where they come from).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RftSettings {
-    /// Scripted episodes that are run; those that pass are kept. 0 skips the stage.
+    /// Who makes the attempts that are learned from, if they pass: `script` or `policy`.
+    pub collect: Collect,
+    /// Scripted episodes that are run. 0 skips a stage that collects from the script.
     pub candidates: usize,
+    /// Tasks that the policy attempts, drawn from the training tasks; 0 for all of them.
+    pub tasks: usize,
+    /// Its attempts at each.
+    pub attempts_per_task: usize,
+    /// Attempts that pass which are kept of each task, the first ones; 0 for all.
+    pub keep_per_task: usize,
+    /// Text after `agent.system_prompt` while the policy attempts, such as a worked example; what is learned from does not have it.
+    /// It counts in `agent.max_tokens`.
+    pub demonstration: String,
+    /// Also learn to imitate turns that were refused as no valid call; they stay in context in any case.
+    pub train_on_bad_turns: bool,
     /// Passes over what was kept.
     pub passes: usize,
     /// Optimizer steps, instead of `passes`; 0 lets `passes` decide.
@@ -32,7 +54,13 @@ pub struct RftSettings {
 impl Default for RftSettings {
     fn default() -> Self {
         RftSettings {
+            collect: Collect::Script,
             candidates: 5500,
+            tasks: 0,
+            attempts_per_task: 10,
+            keep_per_task: 0,
+            demonstration: String::new(),
+            train_on_bad_turns: false,
             passes: 3,
             steps: 0,
             batch_sequences: 8,
@@ -54,8 +82,23 @@ impl RftSettings {
     pub fn check(&self) -> Result<(), SettingErrors> {
         let mut problems = Problems::default();
         problems.unless(self.batch_sequences > 0, "batch_sequences", self.batch_sequences, "give at least 1");
+        problems.unless(self.attempts_per_task > 0, "attempts_per_task", self.attempts_per_task, "give at least 1");
         problems.within("schedule", self.schedule.check());
         problems.finish()
+    }
+
+    /// Attempts that are made with a pool of so many tasks.
+    pub fn attempts(&self, tasks: usize) -> usize {
+        match self.collect {
+            Collect::Script => self.candidates,
+            Collect::Policy if self.tasks > 0 => tasks.min(self.tasks) * self.attempts_per_task,
+            Collect::Policy => tasks * self.attempts_per_task,
+        }
+    }
+
+    /// The stage does nothing.
+    pub fn skipped(&self) -> bool {
+        self.collect == Collect::Script && self.candidates == 0
     }
 }
 
@@ -63,10 +106,10 @@ impl<D: Device> Run<'_, D> {
     /// The whole stage, from wherever it was left.
     pub(super) fn fine_tune(&mut self) -> Result<(), RunError> {
         let settings = &self.context.settings.rft;
-        if settings.candidates == 0 {
+        if settings.skipped() {
             return Ok(());
         }
-        let kept = self.demonstrations()?;
+        let kept = self.collected()?;
         let per_pass = kept.len().div_ceil(settings.batch_sequences);
         let total = if settings.steps > 0 { settings.steps } else { settings.passes * per_pass };
         let started = Instant::now();
@@ -90,7 +133,7 @@ impl<D: Device> Run<'_, D> {
             tokens += metrics.tokens;
             #[derive(Serialize)]
             struct Line {
-                stage: &'static str,
+                kind: &'static str,
                 step: usize,
                 loss: f64,
                 learning_rate: f64,
@@ -105,7 +148,7 @@ impl<D: Device> Run<'_, D> {
                 self.context.progress.warn(&message);
             }
             self.write_metrics(&Line {
-                stage: "rft",
+                kind: "rft",
                 step: step + 1,
                 loss: metrics.loss,
                 learning_rate: rate,
@@ -136,138 +179,40 @@ impl<D: Device> Run<'_, D> {
         let mut order: Vec<usize> = (0..kept.len()).collect();
         Key::new(Purpose::ShuffleDemonstrations, &[self.context.settings.seed, pass as u64]).shuffle(&mut order);
         let size = self.context.settings.rft.batch_sequences;
-        order[place * size..kept.len().min((place + 1) * size)]
-            .iter()
-            .map(|&index| Sample::of(&kept[index].transcript, 1.0))
-            .collect()
-    }
-
-    /// The demonstrations that passed: run now, or read back if an earlier start of this run already did.
-    fn demonstrations(&mut self) -> Result<Vec<Episode>, RunError> {
-        let ranks = self.context.ranks;
-        let path = self.episodes_folder()?.join("demonstrations.jsonl");
-        let file_error = |error| FileError::new(&path, error);
-        let found = ranks.first().then(|| path.try_exists()).transpose().map_err(file_error)?;
-        let stored = if ranks.broadcast(found.as_ref())? {
-            // All ranks share the folder: what may be gigabytes need not travel between them.
-            std::fs::read_to_string(&path).map_err(file_error)?
-        } else {
-            let stored = self.run_demonstrations()?;
-            if ranks.first() {
-                write_atomically(&path, stored.as_bytes())?;
-            }
-            stored
-        };
-        let broken = |reason: String| {
-            RunError::Failed(format!("{}: {reason}; remove the file and resume to make it again", path.display()))
-        };
-        let mut lines = stored.lines();
-        let found: Found = serde_json::from_str(lines.next().unwrap_or_default()).map_err(|error| broken(error.to_string()))?;
-        let kept: Vec<Episode> =
-            lines.map(serde_json::from_str).collect::<Result<_, _>>().map_err(|error| broken(error.to_string()))?;
-        if kept.len() != found.kept {
-            return Err(broken(format!("{} demonstrations, expected {}", kept.len(), found.kept)));
-        }
-        if self.learner.state.step == 0 {
-            self.note_demonstrations(&found)?;
-        }
-        if kept.is_empty() {
-            let reason = &found.first_failure;
-            return Err(RunError::Failed(format!("none of {} demonstrations passed: {reason}", found.candidates)));
-        }
-        Ok(kept)
-    }
-
-    fn note_demonstrations(&mut self, found: &Found) -> Result<(), RunError> {
-        self.learner.state.verdicts_executed += found.verdicts_executed;
-        self.learner.state.verdicts_remembered += found.verdicts_remembered;
-        self.learner.state.wall_limit_hits += found.wall_limit_hits;
-        self.learner.state.episodes_lost += found.lost;
-        self.learner.state.add_seconds("demonstrations", found.seconds);
-        self.write_metrics(found)?;
-        let Found { kept, candidates, ran_tests, edits_mean, .. } = found;
-        self.context
-            .progress
-            .line(&format!("demonstrations: {kept} of {candidates} passed  run tests {ran_tests:.2}  edits {edits_mean:.2}"));
-        Ok(())
-    }
-
-    /// Runs all candidates and returns the file: what was found, then the episodes that passed, one a line.
-    fn run_demonstrations(&mut self) -> Result<String, RunError> {
-        let started = Instant::now();
-        self.context.grader.forget();
-        let episodes = self.run_candidates()?;
-        let lost = episodes.iter().filter(|episode| episode.verdict.infrastructure()).count();
-        if lost > 0 {
-            let reason = first_fault(&episodes);
-            self.context.progress.warn(&format!("{lost} demonstrations were lost to infrastructure faults: {reason}"));
-        }
-        let failure = episodes.iter().find_map(|episode| match &episode.verdict {
-            Verdict::Passed => None,
-            Verdict::Failed(reason) | Verdict::Infrastructure(reason) => Some(reason.clone()),
-        });
-        let wall_limit_hits = episodes.iter().filter(|episode| episode.counts.wall_limit_hit).count() as u64;
-        let candidates = episodes.len();
-        let kept: Vec<Episode> = episodes.into_iter().filter(|episode| episode.verdict.passed()).collect();
-        let mean = |value: &dyn Fn(&Episode) -> f64| kept.iter().map(value).sum::<f64>() / kept.len().max(1) as f64;
-        let counts = self.verdict_counts()?;
-        let found = Found {
-            stage: "demonstrations".into(),
-            candidates,
-            kept: kept.len(),
-            ran_tests: mean(&|episode| (episode.counts.runs > 0) as u8 as f64),
-            edits_mean: mean(&|episode| episode.counts.edits as f64),
-            tokens_mean: mean(&|episode| episode.transcript.ids.len() as f64),
-            verdicts_executed: counts.executed,
-            verdicts_remembered: counts.remembered,
-            wall_limit_hits,
-            lost: lost as u64,
-            first_failure: failure.unwrap_or_default(),
-            seconds: started.elapsed().as_secs_f64(),
-        };
-        let to_line =
-            |line: serde_json::Result<String>| line.map_err(|error| RunError::Failed(format!("demonstrations: {error}")));
-        let mut text = to_line(serde_json::to_string(&found))?;
-        for episode in &kept {
-            text.push('\n');
-            text.push_str(&to_line(serde_json::to_string(episode))?);
-        }
-        Ok(text)
-    }
-
-    /// Every candidate's episode, in order of candidates. Candidates go through the training tasks in a shuffled order.
-    fn run_candidates(&self) -> Result<Vec<Episode>, RunError> {
-        let context = self.context;
-        let (seed, candidates) = (context.settings.seed, context.settings.rft.candidates);
-        let mut tasks: Vec<&Task> = context.train_tasks.iter().collect();
-        Key::new(Purpose::Demonstration, &[seed]).shuffle(&mut tasks);
-        let demonstrations = Demonstrations {
-            surroundings: surroundings(context),
-            grader: context.grader,
-            ranks: context.ranks,
-            workers: context.workers,
-            tasks: &tasks,
-            candidates,
-            seed,
-        };
-        let phase = context.progress.phase("demonstrate", Some(candidates as u64));
-        Ok(demonstrations.collect(&mut show(&*phase, "kept"), context.stop)?)
+        let places = place * size..kept.len().min((place + 1) * size);
+        order[places].iter().map(|&index| imitated(&kept[index], self.context.settings.rft.train_on_bad_turns)).collect()
     }
 }
 
-/// What running the demonstrations found; also a line of `metrics.jsonl`.
-#[derive(Serialize, Deserialize)]
-struct Found {
-    stage: String,
-    candidates: usize,
-    kept: usize,
-    ran_tests: f64,
-    edits_mean: f64,
-    tokens_mean: f64,
-    verdicts_executed: u64,
-    verdicts_remembered: u64,
-    wall_limit_hits: u64,
-    lost: u64,
-    first_failure: String,
-    seconds: f64,
+/// An episode to imitate: what the agent sampled, but for turns that were refused, which only stay in context.
+fn imitated(episode: &Episode, train_on_bad_turns: bool) -> Sample {
+    let mut sample = Sample::of(&episode.transcript, 1.0);
+    if !train_on_bad_turns {
+        episode.transcript.refused.iter().for_each(|turn| sample.trained[turn.clone()].fill(false));
+    }
+    sample
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{Ending, EpisodeCounts, Transcript, Verdict};
+
+    #[test]
+    fn a_refused_turn_stays_in_context_and_is_not_learned_from() {
+        let mut transcript = Transcript::default();
+        transcript.push_environment(&[1, 2]);
+        transcript.push_sampled(&[10, 11], &[0.0; 2], 0);
+        transcript.refuse_turn();
+        transcript.push_environment(&[3]);
+        transcript.push_sampled(&[12, 13], &[0.0; 2], 0);
+        transcript.push_environment(&[4]);
+        let (counts, verdict) = (EpisodeCounts::default(), Verdict::Passed);
+        let ending = Ending::Submitted;
+        let episode = Episode { task_id: "t".into(), task_index: 0, sample_index: 0, transcript, ending, verdict, counts };
+        let (masked, whole) = (imitated(&episode, false), imitated(&episode, true));
+        assert_eq!((&masked.ids, &masked.ids[..]), (&whole.ids, &[1, 2, 10, 11, 3, 12, 13][..]));
+        assert_eq!(masked.trained, [false, false, false, false, false, true, true]);
+        assert_eq!(whole.trained, [false, false, true, true, false, true, true]);
+    }
 }

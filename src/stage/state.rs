@@ -1,36 +1,33 @@
 //! What a checkpoint must remember beside weights and optimizer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::RlProgress;
 use crate::evaluate::Evaluation;
 use crate::grader::Counters;
 use crate::types::{Episode, exact};
-
-/// The points of a run, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Point {
-    EvaluateBefore,
-    Rft,
-    EvaluateAfterRft,
-    Rl,
-    EvaluateAfterRl,
-}
 
 /// Where a run is and what it has found so far.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunState {
-    pub point: Point,
-    /// Steps done within the point.
+    /// The stage under way, counted from 0; as many as there are stages once all are done.
+    pub stage: usize,
+    /// Steps done within it.
     pub step: usize,
     pub rft_steps: usize,
     pub rl_steps: usize,
+    /// Of the stage of reinforcement learning, if the run is in it.
+    pub rl: RlProgress,
     /// Lines of `metrics.jsonl` that belong to this state.
     pub metrics_lines: usize,
     pub evaluations: BTreeMap<String, Evaluation>,
+    /// By name, what each stage that has begun did so far.
+    pub stages: BTreeMap<String, StageRecord>,
+    /// Ids of tasks that curricula have left out.
+    pub left_out: BTreeSet<String>,
     /// SHA-256 of all tasks of the run: a resumed run must see the same.
     pub tasks_sha256: String,
     /// Largest difference seen between sampled and recomputed log-probabilities; infinite if either was.
@@ -43,20 +40,60 @@ pub struct RunState {
     pub wall_limit_hits: u64,
     /// Episodes lost to infrastructure faults and left out of everything.
     pub episodes_lost: u64,
-    /// Wall-clock seconds by phase. The only part that differs between equal runs.
+    /// Wall-clock seconds by phase. With those of the stages the only part that differs between equal runs.
     pub seconds: BTreeMap<String, f64>,
+}
+
+/// What one stage did.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageRecord {
+    /// Wall-clock time, all starts of the run together.
+    pub seconds: f64,
+    /// Optimizer steps of fine-tuning, rollouts of reinforcement learning.
+    pub steps: usize,
+    /// Tasks it could train on.
+    pub pool: usize,
+    /// Names of its evaluations, in order.
+    pub evaluations: Vec<String>,
+    /// By id, its attempts at training tasks: all of them, whether or not they were trained on.
+    pub attempts: BTreeMap<String, Attempts>,
+}
+
+/// Attempts of the policy at one task. Those lost to infrastructure faults say nothing and are not among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attempts {
+    pub made: u64,
+    pub passed: u64,
+}
+
+impl Attempts {
+    /// By task.
+    pub fn count(episodes: &[Episode]) -> BTreeMap<String, Attempts> {
+        let mut attempts: BTreeMap<String, Attempts> = BTreeMap::new();
+        for episode in episodes.iter().filter(|episode| !episode.verdict.infrastructure()) {
+            let of_task = attempts.entry(episode.task_id.clone()).or_default();
+            of_task.made += 1;
+            of_task.passed += episode.verdict.passed() as u64;
+        }
+        attempts
+    }
 }
 
 impl RunState {
     /// A run on the tasks with this hash that has done nothing yet.
     pub fn start(tasks_sha256: String) -> RunState {
         RunState {
-            point: Point::EvaluateBefore,
+            stage: 0,
             step: 0,
             rft_steps: 0,
             rl_steps: 0,
+            rl: RlProgress::default(),
             metrics_lines: 0,
             evaluations: BTreeMap::new(),
+            stages: BTreeMap::new(),
+            left_out: BTreeSet::new(),
             tasks_sha256,
             mismatch_max: 0.0,
             verdicts_executed: 0,
@@ -77,6 +114,11 @@ impl RunState {
         self.steps() as u32
     }
 
+    /// What the stage with this name did so far.
+    pub fn of_stage(&mut self, name: &str) -> &mut StageRecord {
+        self.stages.entry(name.to_owned()).or_default()
+    }
+
     pub fn add_seconds(&mut self, phase: &str, seconds: f64) {
         *self.seconds.entry(phase.to_owned()).or_default() += seconds;
     }
@@ -90,6 +132,16 @@ impl RunState {
     pub fn count_faults(&mut self, episodes: &[Episode]) {
         self.wall_limit_hits += episodes.iter().filter(|episode| episode.counts.wall_limit_hit).count() as u64;
         self.episodes_lost += episodes.iter().filter(|episode| episode.verdict.infrastructure()).count() as u64;
+    }
+
+    /// Counts the attempts of a stage at training tasks, for the curricula after it.
+    pub fn count_attempts(&mut self, stage: &str, attempts: BTreeMap<String, Attempts>) {
+        let counted = &mut self.of_stage(stage).attempts;
+        for (task, Attempts { made, passed }) in attempts {
+            let of_task = counted.entry(task).or_default();
+            of_task.made += made;
+            of_task.passed += passed;
+        }
     }
 }
 

@@ -15,7 +15,9 @@ use crate::train::Policy;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Summary {
     pub seed: u64,
-    /// By name: `before_rft`, `after_rft`, `rl_step_16`, ..., `after_rl`.
+    /// In the order they ran in.
+    pub stages: Vec<StageSummary>,
+    /// By name, that of the stage that evaluates, or `STAGE_step_N` between the steps of another: `before_rft`, `rl_step_16`.
     pub evaluation: BTreeMap<String, Evaluation>,
     pub parameters: usize,
     /// SHA-256 over every tensor's name, shape and the SHA-256 of its f32 bytes, in order of names.
@@ -36,6 +38,19 @@ pub struct Summary {
     pub sandbox_tier: String,
     /// Wall-clock seconds by phase, all starts of the run together.
     pub seconds: BTreeMap<String, f64>,
+}
+
+/// What one stage of the run did.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StageSummary {
+    pub name: String,
+    pub kind: String,
+    pub steps: usize,
+    /// Tasks it could train on.
+    pub tasks: usize,
+    /// Names of its evaluations, in order.
+    pub evaluations: Vec<String>,
+    pub seconds: f64,
 }
 
 /// The hash of a policy's weights, the same on every machine and any number of ranks for the same weights. All ranks make this
@@ -67,8 +82,20 @@ impl<D: Device> Run<'_, D> {
         }
         let Learner { trainer, state } = &mut *self.learner;
         let weights_sha256 = weights_sha256(trainer.policy_mut(), self.context.ranks)?;
+        let stages = self.context.stages.iter().map(|stage| {
+            let record = state.stages.get(&stage.name).cloned().unwrap_or_default();
+            StageSummary {
+                name: stage.name.clone(),
+                kind: stage.kind.name().into(),
+                steps: record.steps,
+                tasks: record.pool,
+                evaluations: record.evaluations,
+                seconds: record.seconds,
+            }
+        });
         Ok(Summary {
-            seed: self.context.settings.seed,
+            seed: self.context.seed,
+            stages: stages.collect(),
             evaluation: state.evaluations.clone(),
             parameters: trainer.policy().parameter_count(),
             weights_sha256,

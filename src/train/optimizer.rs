@@ -13,17 +13,45 @@ use crate::parallel::Ranks;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdamWSettings {
-    pub beta1: f32,
-    pub beta2: f32,
-    pub epsilon: f32,
+    /// Of the running mean of gradients.
+    pub beta1: f64,
+    /// Of the running mean of their squares.
+    pub beta2: f64,
+    /// Added to the root of the latter.
+    pub epsilon: f64,
     /// On matrices, embeddings among them; not on norms and biases.
-    pub weight_decay: f32,
+    pub weight_decay: f64,
 }
 
 impl Default for AdamWSettings {
     fn default() -> Self {
         AdamWSettings { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.0 }
     }
+}
+
+/// What is done about large gradients, by their global norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormLimits {
+    /// Above this they are scaled down to it.
+    pub clip: f32,
+    /// From this on the step is not taken.
+    pub skip: Option<f32>,
+}
+
+impl NormLimits {
+    /// No step is too large to be taken.
+    pub fn clip_at(clip: f32) -> NormLimits {
+        NormLimits { clip, skip: None }
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stepped {
+    /// Of the gradients of all ranks, before clipping.
+    pub norm: f64,
+    /// Weights and moments were left as they were.
+    pub skipped: bool,
 }
 
 /// Where the moments are and the update is computed.
@@ -99,8 +127,8 @@ impl<D: Device> AdamW<D> {
         self.steps
     }
 
-    /// One step on the pieces of all ranks. Gradients are scaled down so that their global norm is at most `clip_norm`. Returns
-    /// the norm before clipping; if it is not finite nothing is changed, and the caller must say so.
+    /// One step on the pieces of all ranks. Gradients are scaled down so that their global norm is at most `norms.clip`. If the norm
+    /// before that is not finite, or `norms.skip` or more, nothing is changed, and the caller must say so.
     ///
     /// # Errors
     /// A rank is lost.
@@ -109,31 +137,32 @@ impl<D: Device> AdamW<D> {
         pieces: impl IntoIterator<Item = Piece<'a, D>>,
         ranks: &Ranks,
         learning_rate: f32,
-        clip_norm: f32,
-    ) -> Result<f64, CollectiveError> {
+        norms: NormLimits,
+    ) -> Result<Stepped, CollectiveError> {
         let pieces: Vec<_> = pieces.into_iter().collect();
         let squares: Vec<f64> = pieces.iter().map(|piece| self.device.sum_of_squares(piece.gradient)).collect();
         let mut sum = [squares.iter().sum::<f64>()];
         ranks.sum(&mut sum)?;
         let norm = sum[0].sqrt();
-        if !norm.is_finite() {
-            return Ok(norm);
+        if !norm.is_finite() || norms.skip.is_some_and(|skip| norm >= skip as f64) {
+            return Ok(Stepped { norm, skipped: true });
         }
         self.steps += 1;
-        let gradient_scale = if norm > clip_norm as f64 { (clip_norm as f64 / norm) as f32 } else { 1.0 };
+        let clip = norms.clip as f64;
+        let gradient_scale = if norm > clip { (clip / norm) as f32 } else { 1.0 };
         for (index, piece) in pieces.into_iter().enumerate() {
             let step = AdamWStep {
                 learning_rate,
-                beta1: self.settings.beta1,
-                beta2: self.settings.beta2,
-                epsilon: self.settings.epsilon,
-                weight_decay: if piece.kind.decays() { self.settings.weight_decay } else { 0.0 },
+                beta1: self.settings.beta1 as f32,
+                beta2: self.settings.beta2 as f32,
+                epsilon: self.settings.epsilon as f32,
+                weight_decay: if piece.kind.decays() { self.settings.weight_decay as f32 } else { 0.0 },
                 step: self.steps,
                 gradient_scale,
             };
             self.update(index, piece, step);
         }
-        Ok(norm)
+        Ok(Stepped { norm, skipped: false })
     }
 
     fn update(&mut self, index: usize, piece: Piece<'_, D>, step: AdamWStep) {

@@ -1,9 +1,13 @@
 //! What is trained: a whole model on one rank, or its shards on many.
 
+use std::path::Path;
+
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
-use crate::model::{Gradients, Layout, Model, ModelConfig, NoExchange, PassSettings, Piece, TrainingPass};
-use crate::parallel::ShardedModel;
+use crate::model::{
+    Gradients, Layout, Model, ModelConfig, ModelError, NoExchange, PassSettings, Piece, RopeSettings, TrainingPass,
+};
+use crate::parallel::{ShardedModel, World};
 use crate::types::Batch;
 
 /// Parameters and their gradients, wherever they lie. What differs between one rank and many is decided here and nowhere else.
@@ -35,6 +39,22 @@ impl<D: Device> Policy<D> {
         match self {
             Policy::Whole { model, .. } => model.config(),
             Policy::Sharded { model, .. } => model.config(),
+        }
+    }
+
+    /// Scales rotary embeddings so from now on, where the policy is trained and where it samples. Returns whether that changes anything.
+    ///
+    /// # Errors
+    /// Names the first setting that makes no sense.
+    pub fn set_rope(&mut self, rope: &RopeSettings) -> Result<bool, String> {
+        match self {
+            Policy::Whole { model, .. } => model.set_rope(rope),
+            Policy::Sharded { model, replica, .. } => {
+                if let Some(replica) = replica {
+                    replica.set_rope(rope)?;
+                }
+                model.set_rope(rope)
+            }
         }
     }
 
@@ -147,6 +167,33 @@ impl<D: Device> Policy<D> {
                 Ok(())
             }
             Policy::Sharded { model, .. } => model.gather_tensors(wanted, accept),
+        }
+    }
+}
+
+/// Weights that stand still: the reference of a divergence term. It lies as the policy does, whole or in shards.
+pub enum Frozen<D: Device> {
+    Whole(Box<Model<D>>),
+    Sharded(Box<ShardedModel<D>>),
+}
+
+impl<D: Device> Frozen<D> {
+    /// Loads a Hugging Face directory.
+    ///
+    /// # Errors
+    /// As [`Model::load`]. Other ranks may have been luckier: they have to be asked before the next call.
+    pub fn load(device: D, directory: &Path, world: &World<D>) -> Result<Frozen<D>, ModelError> {
+        Ok(match world.ranks.ranks() {
+            1 => Frozen::Whole(Box::new(Model::load(device, directory)?)),
+            _ => Frozen::Sharded(Box::new(ShardedModel::load(device, directory, world)?)),
+        })
+    }
+
+    /// As [`Policy::score`].
+    pub fn score(&mut self, batch: &Batch, temperature: f32) -> Scores {
+        match self {
+            Frozen::Whole(model) => model.score(batch, temperature),
+            Frozen::Sharded(model) => model.score(batch, temperature),
         }
     }
 }

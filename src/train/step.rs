@@ -9,6 +9,7 @@
 //!
 //! All ranks are given all samples. Micro-batches are dealt to replicas; the ranks of a replica share each of its micro-batches.
 
+use std::ops::Range;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -16,14 +17,18 @@ use serde::{Deserialize, Serialize};
 
 use super::batch::{MicroBatch, micro_batches, per_token};
 use super::checkpoint::{CheckpointError, Snapshot};
-use super::optimizer::{AdamW, AdamWSettings, MomentPlace};
-use super::policy::Policy;
-use crate::algorithm::{ClipSettings, LossStatistics, Mismatch, PolicyLoss, clipped_policy_loss, negative_log_likelihood};
+use super::optimizer::{AdamW, AdamWSettings, MomentPlace, NormLimits, Stepped};
+use super::policy::{Frozen, Policy};
+use super::policy_batch::PolicyBatch;
+use crate::algorithm::{
+    Denominators, LossSettings, LossStatistics, Mismatch, PolicyLoss, Problems, SettingErrors, WeightStatistics,
+    negative_log_likelihood,
+};
 use crate::collectives::CollectiveError;
 use crate::device::{Cotangents, Device, Scores};
 use crate::model::{Model, PassSettings};
 use crate::parallel::{World, deal, pairs_per_token};
-use crate::types::{Sample, exact};
+use crate::types::{Batch, Sample, exact};
 
 /// What both kinds of step need.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,7 +37,11 @@ pub struct StepSettings {
     /// Tokens of one forward and backward pass at most, for each rank that shares it: bounds the memory of activations.
     pub micro_batch_tokens: usize,
     /// Gradients with a larger norm are scaled down to it.
-    pub max_gradient_norm: f32,
+    pub max_gradient_norm: f64,
+    /// A step whose gradients have this norm or a larger one before that is not taken. Off when absent; one whose norm is not finite never
+    /// is. DeepSWE: 1e5.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip_norm: Option<f64>,
     /// Run each layer again before its backward instead of keeping its activations: less memory, a third more work, the same bits.
     pub recompute: bool,
     /// Keep the optimizer's moments in the host's memory and update there: less of the device's memory, slower.
@@ -41,21 +50,29 @@ pub struct StepSettings {
 
 impl Default for StepSettings {
     fn default() -> Self {
-        StepSettings { micro_batch_tokens: 2048, max_gradient_norm: 1.0, recompute: false, offload_optimizer: false }
+        StepSettings {
+            micro_batch_tokens: 2048,
+            max_gradient_norm: 1.0,
+            skip_norm: None,
+            recompute: false,
+            offload_optimizer: false,
+        }
     }
 }
 
 impl StepSettings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
-        if self.micro_batch_tokens == 0 {
-            return Err("step.micro_batch_tokens = 0: must be at least 1".into());
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
+        problems.unless(self.micro_batch_tokens > 0, "micro_batch_tokens", self.micro_batch_tokens, "give at least 1");
+        let norm = self.max_gradient_norm;
+        problems.unless(norm > 0.0, "max_gradient_norm", norm, "give a number above 0");
+        if let Some(skip) = self.skip_norm {
+            let remedy = format!("give more than step.max_gradient_norm = {norm}, up to which steps are usual, or leave it out");
+            problems.unless(skip > norm, "skip_norm", skip, &remedy);
         }
-        if self.max_gradient_norm.is_nan() || self.max_gradient_norm <= 0.0 {
-            return Err(format!("step.max_gradient_norm = {}: must be above 0", self.max_gradient_norm));
-        }
-        Ok(())
+        problems.finish()
     }
 
     fn moments(&self) -> MomentPlace {
@@ -82,7 +99,14 @@ pub struct StepMetrics {
     pub statistics: LossStatistics,
     /// Sampled against recomputed log-probabilities.
     pub mismatch: Mismatch,
-    /// The weights were left alone: nothing to train on, or a gradient that is not a finite number.
+    /// Importance weights of the trained tokens; raw ratios of the trainer's over the sampler's probability where none are applied.
+    pub weights: WeightStatistics,
+    /// Tokens that the settings reject as too far from what the sampler says.
+    pub rejected: usize,
+    /// Optimizer steps, and those of them that left the weights alone.
+    pub updates: usize,
+    pub updates_skipped: usize,
+    /// The weights were left alone: nothing to train on, or gradients that are not finite numbers or too large.
     pub skipped: bool,
 }
 
@@ -96,6 +120,10 @@ impl StepMetrics {
         self.tokens += other.tokens;
         self.statistics.merge(&other.statistics);
         self.mismatch.merge(&other.mismatch);
+        self.weights.merge(&other.weights);
+        self.rejected += other.rejected;
+        self.updates += other.updates;
+        self.updates_skipped += other.updates_skipped;
         self.skipped &= other.skipped;
     }
 
@@ -106,6 +134,8 @@ impl StepMetrics {
         self.tokens += other.tokens;
         self.statistics.merge(&other.statistics);
         self.mismatch.merge(&other.mismatch);
+        self.weights.merge(&other.weights);
+        self.rejected += other.rejected;
     }
 }
 
@@ -114,6 +144,8 @@ pub struct Trainer<D: Device> {
     policy: Policy<D>,
     optimizer: AdamW<D>,
     world: World<D>,
+    /// What a KL term pulls towards.
+    reference: Option<Frozen<D>>,
 }
 
 /// What a policy step needs beside samples.
@@ -121,13 +153,13 @@ pub struct Trainer<D: Device> {
 pub struct PolicySettings<'a> {
     /// Temperature at which the samples were drawn.
     pub temperature: f32,
-    pub clip: &'a ClipSettings,
+    pub loss: &'a LossSettings,
 }
 
 impl<D: Device> Trainer<D> {
     pub fn new(mut policy: Policy<D>, world: World<D>, optimizer: AdamWSettings, step: &StepSettings) -> Trainer<D> {
         let device = policy.device().clone();
-        Trainer { optimizer: AdamW::new(&device, policy.pieces(), optimizer, step.moments()), policy, world }
+        Trainer { optimizer: AdamW::new(&device, policy.pieces(), optimizer, step.moments()), policy, world, reference: None }
     }
 
     pub fn policy(&self) -> &Policy<D> {
@@ -141,6 +173,11 @@ impl<D: Device> Trainer<D> {
     /// A model to sample from, with the weights of this moment.
     pub fn sampler(&mut self) -> Result<&Model<D>, CollectiveError> {
         self.policy.sampler()
+    }
+
+    /// Optimizer steps taken since the stage started.
+    pub fn optimizer_steps(&self) -> u64 {
+        self.optimizer.steps()
     }
 
     /// Starts a stage: no moments, no steps taken.
@@ -158,6 +195,26 @@ impl<D: Device> Trainer<D> {
         super::checkpoint::restore(checkpoint, self.policy.layout(), &mut self.optimizer)
     }
 
+    /// Takes the weights of a Hugging Face directory as the reference of the KL term, in place of any before.
+    ///
+    /// # Errors
+    /// They cannot be read, on this rank or another.
+    pub fn load_reference(&mut self, directory: &Path) -> Result<(), CheckpointError> {
+        self.reference = None;
+        let loaded = Frozen::load(self.policy.device().clone(), directory, &self.world);
+        let reasons = self.world.ranks.gather(&loaded.as_ref().err().map(ToString::to_string))?;
+        self.reference = Some(loaded?);
+        match reasons.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?))) {
+            Some((rank, reason)) => Err(CheckpointError::Elsewhere { rank, reason }),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the memory of the reference back.
+    pub fn drop_reference(&mut self) {
+        self.reference = None;
+    }
+
     /// A step of rejection fine-tuning: mean negative log-likelihood of the trained tokens.
     pub fn imitation_step(
         &mut self,
@@ -165,35 +222,27 @@ impl<D: Device> Trainer<D> {
         learning_rate: f32,
         settings: &StepSettings,
     ) -> Result<StepMetrics, CollectiveError> {
-        self.step(samples, 1.0, learning_rate, settings, |scores, _, denominator, _| {
-            negative_log_likelihood(&scores.log_probs, None, denominator)
+        self.step(samples, 1.0, learning_rate, settings, |scores, _, denominators, _| {
+            negative_log_likelihood(&scores.log_probs, None, denominators.tokens)
         })
     }
 
-    /// A step of reinforcement learning: the clipped policy loss, token-level, one denominator for the whole step.
+    /// A step of reinforcement learning: the policy loss over the samples `update` of a batch, whose counts are the denominators.
     ///
-    /// `old_log_probs[i][t]` is the log-probability of token `t` of sample `i` before this rollout's first update. `None`
-    /// for that first update itself: the old policy is then the current one, every ratio is 1, and the forward pass of
-    /// this very step is the recomputation that `mismatch` compares with what the engine sampled.
+    /// # Panics
+    /// If the loss has a KL term and the batch no reference log-probabilities.
     pub fn policy_step(
         &mut self,
-        samples: &[Sample],
-        old_log_probs: Option<&[Vec<f32>]>,
+        batch: &PolicyBatch,
+        update: Range<usize>,
         policy: &PolicySettings,
         learning_rate: f32,
         settings: &StepSettings,
     ) -> Result<StepMetrics, CollectiveError> {
-        self.step(samples, policy.temperature, learning_rate, settings, |scores, members, denominator, metrics| {
-            let advantages = per_token(samples, members, |index, _| samples[index].advantage);
-            let old = match old_log_probs {
-                Some(old) => per_token(samples, members, |index, token| old[index][token]),
-                None => {
-                    let sampled = per_token(samples, members, |index, token| samples[index].sampled_log_probs[token]);
-                    metrics.mismatch.merge(&Mismatch::measure(&sampled, &scores.log_probs));
-                    scores.log_probs.clone()
-                }
-            };
-            clipped_policy_loss(&scores.log_probs, &old, &advantages, policy.clip, denominator)
+        let (samples, first) = (&batch.samples[update.clone()], update.start);
+        self.step(samples, policy.temperature, learning_rate, settings, |scores, members, denominators, metrics| {
+            let members: Vec<usize> = members.iter().map(|member| first + member).collect();
+            batch.loss(&members, scores, policy.loss, denominators, metrics)
         })
     }
 
@@ -204,11 +253,35 @@ impl<D: Device> Trainer<D> {
         temperature: f32,
         settings: &StepSettings,
     ) -> Result<Vec<Vec<f32>>, CollectiveError> {
+        self.log_probs(samples, settings, |trainer, batch| trainer.policy.score(batch, temperature))
+    }
+
+    /// The same of the reference.
+    ///
+    /// # Panics
+    /// Without one: [`Trainer::load_reference`] comes first.
+    pub fn reference_log_probs(
+        &mut self,
+        samples: &[Sample],
+        temperature: f32,
+        settings: &StepSettings,
+    ) -> Result<Vec<Vec<f32>>, CollectiveError> {
+        self.log_probs(samples, settings, |trainer, batch| {
+            trainer.reference.as_mut().expect("a KL term needs a reference").score(batch, temperature)
+        })
+    }
+
+    fn log_probs(
+        &mut self,
+        samples: &[Sample],
+        settings: &StepSettings,
+        score: impl Fn(&mut Trainer<D>, &Batch) -> Scores,
+    ) -> Result<Vec<Vec<f32>>, CollectiveError> {
         let batches = self.micro_batches(samples, settings);
         let mut own = Vec::new();
         let nothing = MicroBatch::empty();
         for place in self.own_share(&batches) {
-            let scores = self.policy.score(&place.map_or(&nothing, |place| &batches[place]).packed, temperature);
+            let scores = score(self, &place.map_or(&nothing, |place| &batches[place]).packed);
             // As bits, for JSON has no words for what a broken model may give.
             own.extend(place.map(|place| (place, scores.log_probs.iter().map(|value| value.to_bits()).collect::<Vec<u32>>())));
         }
@@ -222,21 +295,22 @@ impl<D: Device> Trainer<D> {
         Ok(log_probs)
     }
 
-    /// The shared step. `loss` turns the scores of a micro-batch, the indices of its samples and the step's denominator
-    /// into a loss.
+    /// The shared step. `loss` turns the scores of a micro-batch, the indices of its samples and the step's denominators into a
+    /// loss.
     fn step(
         &mut self,
         samples: &[Sample],
         temperature: f32,
         learning_rate: f32,
         settings: &StepSettings,
-        loss: impl Fn(&Scores, &[usize], f64, &mut StepMetrics) -> PolicyLoss,
+        loss: impl Fn(&Scores, &[usize], &Denominators, &mut StepMetrics) -> PolicyLoss,
     ) -> Result<StepMetrics, CollectiveError> {
         let tokens_trained: usize = samples.iter().map(Sample::trained_count).sum();
+        let mut metrics = StepMetrics { tokens_trained, updates: 1, updates_skipped: 1, skipped: true, ..StepMetrics::default() };
         if tokens_trained == 0 {
-            return Ok(StepMetrics { skipped: true, ..StepMetrics::default() });
+            return Ok(metrics);
         }
-        let denominator = tokens_trained as f64;
+        let denominators = Denominators { tokens: tokens_trained as f64, sequences: samples.len() as f64 };
         let batches = self.micro_batches(samples, settings);
         let pass = PassSettings { temperature, recompute: settings.recompute };
 
@@ -247,25 +321,29 @@ impl<D: Device> Trainer<D> {
             let MicroBatch { members, packed } = place.map_or(&nothing, |place| &batches[place]);
             own.tokens += packed.ids.len();
             let scores = self.policy.forward_backward(packed, pass, |scores| {
-                let result = loss(scores, members, denominator, &mut own);
+                let result = loss(scores, members, &denominators, &mut own);
                 own.loss += result.loss;
                 own.statistics.merge(&result.statistics);
-                Cotangents { log_probs: result.cotangents, entropies: None }
+                Cotangents { log_probs: result.cotangents, entropies: result.entropy_cotangents }
             });
-            own.entropy += scores.entropies.iter().map(|&entropy| entropy as f64).sum::<f64>() / denominator;
+            own.entropy += scores.entropies.iter().map(|&entropy| entropy as f64).sum::<f64>() / denominators.tokens;
         }
 
         // 2. What all replicas found.
-        let mut metrics = StepMetrics { tokens_trained, ..StepMetrics::default() };
         for replica in self.of_every_replica(own)? {
             metrics.add_share(&replica);
+        }
+        if metrics.statistics.tokens == 0 {
+            // All was rejected, or nothing was a finite number: a step on no gradient would still decay weights and moments.
+            return Ok(metrics);
         }
 
         // 3. The update, each rank on its own pieces.
         let Trainer { policy, optimizer, world, .. } = self;
-        metrics.gradient_norm = optimizer.step(policy.pieces(), &world.ranks, learning_rate, settings.max_gradient_norm)?;
+        let norms = NormLimits { clip: settings.max_gradient_norm as f32, skip: settings.skip_norm.map(|norm| norm as f32) };
+        let Stepped { norm, skipped } = optimizer.step(policy.pieces(), &world.ranks, learning_rate, norms)?;
         policy.after_step();
-        metrics.skipped = !metrics.gradient_norm.is_finite();
+        (metrics.gradient_norm, metrics.skipped, metrics.updates_skipped) = (norm, skipped, usize::from(skipped));
         Ok(metrics)
     }
 

@@ -1,10 +1,12 @@
 //! What an agent did with a task, as tokens, and how it ended.
 
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
 use super::exact;
 
-/// Token ids of one episode with what training needs to know of each. All four lists have the same length.
+/// Token ids of one episode with what training needs to know of each. The first four lists have the same length.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Transcript {
     /// `[tokens]` prompt, sampled and environment tokens, in order, never re-tokenised.
@@ -17,6 +19,9 @@ pub struct Transcript {
     pub log_probs: Vec<f32>,
     /// `[tokens]` number of the weights (optimizer steps taken) that sampled the token; 0 where not sampled.
     pub versions: Vec<u32>,
+    /// Places of the sampled turns that were refused because they were no valid call, in order.
+    #[serde(default)]
+    pub refused: Vec<Range<usize>>,
 }
 
 impl Transcript {
@@ -35,6 +40,24 @@ impl Transcript {
         self.log_probs.extend_from_slice(log_probs);
         self.sampled.resize(self.ids.len(), true);
         self.versions.resize(self.ids.len(), version);
+    }
+
+    /// Notes that the turn which ends the transcript was refused.
+    pub fn refuse_turn(&mut self) {
+        let start = self.sampled.iter().rposition(|&sampled| !sampled).map_or(0, |last| last + 1);
+        self.refused.push(start..self.ids.len());
+    }
+
+    /// Puts other tokens in the place of those before the first sampled one, as if the policy had been told something else.
+    pub fn replace_opening(&mut self, opening: &[u32]) {
+        let old = self.sampled.iter().position(|&sampled| sampled).unwrap_or(self.ids.len());
+        self.ids.splice(..old, opening.iter().copied());
+        self.sampled.splice(..old, opening.iter().map(|_| false));
+        self.log_probs.splice(..old, opening.iter().map(|_| 0.0));
+        self.versions.splice(..old, opening.iter().map(|_| 0));
+        for turn in &mut self.refused {
+            *turn = turn.start - old + opening.len()..turn.end - old + opening.len();
+        }
     }
 
     pub fn sampled_count(&self) -> usize {
@@ -134,5 +157,29 @@ impl Group {
     /// `[episodes]` 1 where the attempt passed, else 0.
     pub fn outcomes(&self) -> Vec<f64> {
         self.episodes.iter().map(|episode| if episode.verdict.passed() { 1.0 } else { 0.0 }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_turns_keep_their_place_when_the_opening_is_replaced() {
+        let mut transcript = Transcript::default();
+        transcript.push_environment(&[1, 2, 3]);
+        transcript.push_sampled(&[10, 11], &[-0.1, -0.2], 5);
+        transcript.refuse_turn();
+        transcript.push_environment(&[4]);
+        transcript.push_sampled(&[12], &[-0.3], 5);
+        for opening in [&[7u32][..], &[1, 2, 3, 8, 9], &[]] {
+            transcript.replace_opening(opening);
+            assert_eq!(transcript.ids, [opening, &[10, 11, 4, 12]].concat());
+            let turn = transcript.refused[0].clone();
+            assert_eq!((&transcript.ids[turn.clone()], transcript.refused.len()), (&[10, 11][..], 1));
+            assert!(transcript.sampled[turn].iter().all(|&sampled| sampled));
+            assert_eq!((transcript.sampled_count(), transcript.log_probs.len()), (3, transcript.ids.len()));
+            assert_eq!(transcript.versions.iter().filter(|&&version| version == 5).count(), 3);
+        }
     }
 }

@@ -17,6 +17,8 @@ pub enum Purpose {
     Bootstrap = 7,
     GenerateTask = 8,
     Benchmark = 9,
+    /// The seeds of later stages of a run.
+    Stage = 10,
 }
 
 /// A random stream: `(purpose, indices)` hashed to a state, then SplitMix64 in counter mode.

@@ -7,7 +7,7 @@ use learner::parallel::{
     ContextPlan, Group, Links, Mesh, RankMemory, Ranks, ShardedModel, World, micro_batch_schedule, pairs_per_token,
 };
 use learner::train::Policy;
-use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace};
+use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace, NormLimits};
 use learner::types::Batch;
 
 use crate::inputs::Inputs;
@@ -30,6 +30,7 @@ fn model(tied_embeddings: bool) -> ModelConfig {
         head_dim: 32,
         norm_epsilon: 1e-6,
         rope_theta: 10_000.0,
+        yarn: None,
         max_positions: 512,
         tied_embeddings,
         attention_bias: false,
@@ -83,7 +84,7 @@ fn step(
     let mut optimizer = AdamW::new(&device, policy.pieces(), AdamWSettings::default(), MomentPlace::Device);
     policy.forward_backward(batch, PassSettings { temperature: 1.0, recompute }, cotangents);
     after_pass();
-    optimizer.step(policy.pieces(), ranks, 1e-3, 1.0)?;
+    optimizer.step(policy.pieces(), ranks, 1e-3, NormLimits::clip_at(1.0))?;
     policy.after_step();
     Ok(())
 }

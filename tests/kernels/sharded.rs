@@ -9,7 +9,7 @@ use learner::device::{CpuDevice, CudaDevice, Device};
 use learner::model::{Cotangents, Family, Model, ModelConfig, PassSettings, Scores};
 use learner::parallel::{Mesh, Ranks, ShardedModel, World, deal};
 use learner::train::Policy;
-use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace};
+use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace, NormLimits};
 use learner::types::Batch;
 
 use crate::accept::assert_same_bits;
@@ -33,6 +33,7 @@ fn qwen3(layers: usize) -> ModelConfig {
         head_dim: 32,
         norm_epsilon: 1e-6,
         rope_theta: 10_000.0,
+        yarn: None,
         max_positions: 512,
         tied_embeddings: true,
         attention_bias: false,
@@ -123,7 +124,7 @@ fn train<D: Device>(policy: &mut Policy<D>, ranks: &Ranks, mesh: Mesh, recompute
         if step == 0 {
             outcome.gradients = gradients(policy)?;
         }
-        optimizer.step(policy.pieces(), ranks, 1e-3, f32::INFINITY)?;
+        optimizer.step(policy.pieces(), ranks, 1e-3, NormLimits::clip_at(f32::INFINITY))?;
         policy.after_step();
     }
     Ok(outcome)

@@ -6,3 +6,4 @@ mod invariance;
 mod ranks;
 mod support;
 mod transformers;
+mod yarn;

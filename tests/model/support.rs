@@ -17,6 +17,7 @@ pub fn qwen3(tied: bool) -> ModelConfig {
         head_dim: 12,
         norm_epsilon: 1e-6,
         rope_theta: 10_000.0,
+        yarn: None,
         max_positions: 512,
         tied_embeddings: tied,
         attention_bias: false,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use learner::device::CpuDevice;
 use learner::model::{Cotangents, Model};
 use learner::parallel::Ranks;
-use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace};
+use learner::train::optimizer::{AdamW, AdamWSettings, MomentPlace, NormLimits};
 use learner::types::Batch;
 use safetensors::SafeTensors;
 
@@ -99,7 +99,7 @@ fn check(name: &str) {
         });
         losses.push(-(scores.log_probs.iter().map(|x| *x as f64).sum::<f64>() / rows as f64) as f32);
         if step < 5 {
-            optimizer.step(model.pieces(&gradients), &Ranks::one(), 1e-2, 1.0).expect("one rank");
+            optimizer.step(model.pieces(&gradients), &Ranks::one(), 1e-2, NormLimits::clip_at(1.0)).expect("one rank");
         }
     }
     let expected = fixture.floats("losses");
@@ -121,4 +121,14 @@ fn qwen3_tied_agrees() {
 #[test]
 fn qwen3_untied_agrees() {
     check("qwen3-untied");
+}
+
+#[test]
+fn qwen2_with_scaled_rotary_embeddings_agrees() {
+    check("qwen2-yarn");
+}
+
+#[test]
+fn qwen3_with_a_ramp_and_an_attention_factor_of_its_own_agrees() {
+    check("qwen3-yarn");
 }

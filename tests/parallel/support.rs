@@ -28,6 +28,7 @@ pub fn qwen3(tied: bool) -> ModelConfig {
         head_dim: 8,
         norm_epsilon: 1e-6,
         rope_theta: 10_000.0,
+        yarn: None,
         max_positions: 1024,
         tied_embeddings: tied,
         attention_bias: false,

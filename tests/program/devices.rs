@@ -27,7 +27,7 @@ fn the_emulated_gpu_samples_what_it_recomputes_and_gives_the_same_bits_twice() {
     assert_eq!(one.0["weights_sha256"], two.0["weights_sha256"]);
     for (summary, metrics) in [&one, &two] {
         assert_eq!(summary["mismatch_max"], 0.0);
-        let steps: Vec<&Value> = metrics.iter().filter(|line| line["stage"] == "rl").collect();
+        let steps: Vec<&Value> = metrics.iter().filter(|line| line["kind"] == "rl").collect();
         assert_eq!(steps.len(), 2);
         assert!(steps.iter().all(|step| step["mismatch"] == 0.0 && step["tokens_sampled"].as_u64() > Some(0)));
     }
@@ -40,7 +40,7 @@ fn two_emulated_gpus_sample_what_they_recompute_together() {
     let settings = ["rft.candidates=24", "rft.steps=3", "rl.steps=1", "evaluate.tasks=2", "parallel.context=2"];
     let (summary, metrics) = smoke(folder.path(), "emulated:2", &settings, &["--gpus-per-node", "2"]);
     assert_eq!(summary["mismatch_max"], 0.0);
-    let steps: Vec<&Value> = metrics.iter().filter(|line| line["stage"] == "rl").collect();
+    let steps: Vec<&Value> = metrics.iter().filter(|line| line["kind"] == "rl").collect();
     assert_eq!(steps.len(), 1);
     assert!(steps[0]["mismatch"] == 0.0 && steps[0]["tokens_sampled"].as_u64() > Some(0), "{}", steps[0]);
 }

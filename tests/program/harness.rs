@@ -49,7 +49,13 @@ pub fn result(directory: &Path) -> (Value, Vec<Value>) {
 }
 
 fn remove_times(value: &mut Value) {
-    if let Value::Object(fields) = value {
-        fields.remove("seconds");
+    match value {
+        Value::Object(fields) => {
+            fields.remove("seconds");
+            fields.remove("speed");
+            fields.values_mut().for_each(remove_times);
+        }
+        Value::Array(values) => values.iter_mut().for_each(remove_times),
+        _ => {}
     }
 }

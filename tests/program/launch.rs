@@ -277,7 +277,7 @@ fn a_rank_that_is_killed_is_named_and_the_run_is_resumed_by_one_rank_or_by_itsel
     }
     // Both had the same steps: the metrics differ in times and in how floats were grouped at most.
     let steps =
-        |path: &Path| result(path).1.iter().map(|line| [&line["stage"], &line["step"]].map(Clone::clone)).collect::<Vec<_>>();
+        |path: &Path| result(path).1.iter().map(|line| [&line["kind"], &line["step"]].map(Clone::clone)).collect::<Vec<_>>();
     assert_eq!(steps(&killed), steps(&restarted));
 }
 

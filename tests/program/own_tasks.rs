@@ -14,7 +14,7 @@ const SHORT: [&str; 12] = [
     "--set",
     "evaluate.tasks=4",
     "--set",
-    "rl.updates_per_rollout=2",
+    "rl.sequences_per_update=3",
 ];
 
 #[test]

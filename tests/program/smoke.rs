@@ -24,17 +24,16 @@ fn equal_seeds_give_equal_weights_and_metrics_with_one_and_two_threads_and_seeds
         }
     }
     assert!(summary["evaluation"]["after_rl"]["pass_at_8"].is_f64());
-    let stages: Vec<&str> = metrics.iter().filter_map(|line| line["stage"].as_str()).collect();
-    for (stage, lines) in [("demonstrations", 1), ("rft", 240), ("rl", 6), ("evaluation", 4)] {
-        assert_eq!(stages.iter().filter(|name| **name == stage).count(), lines, "{stage}");
+    let kinds: Vec<&str> = metrics.iter().filter_map(|line| line["kind"].as_str()).collect();
+    for (kind, lines) in [("demonstrations", 1), ("rft", 240), ("rl", 6), ("evaluation", 4)] {
+        assert_eq!(kinds.iter().filter(|name| **name == kind).count(), lines, "{kind}");
     }
-    for line in metrics.iter().filter(|line| line["stage"] == "rl") {
+    for line in metrics.iter().filter(|line| line["kind"] == "rl") {
         assert_eq!(line["mismatch"], 0.0);
         let endings: u64 = line["endings"].as_object().unwrap().values().filter_map(|count| count.as_u64()).sum();
         assert_eq!(endings, 24);
     }
-    for file in ["run.toml", "report.html", "episodes/demonstrations.jsonl", "episodes/rl-00006.jsonl", "episodes/after_rl.jsonl"]
-    {
+    for file in ["run.toml", "report.html", "episodes/rft-kept.jsonl", "episodes/rl-00006.jsonl", "episodes/after_rl.jsonl"] {
         assert!(out("one").join(file).is_file(), "{file}");
     }
     let checkpoints: Vec<_> = std::fs::read_dir(out("one").join("checkpoints")).unwrap().flatten().collect();

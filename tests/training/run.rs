@@ -3,14 +3,13 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use learner::config::Layers;
+use learner::config::{Layers, RunFile};
 use learner::device::CpuDevice;
-use learner::evaluate::HeldOut;
 use learner::grader::Grader;
 use learner::model::ModelConfig;
 use learner::parallel::{Ranks, World};
 use learner::sandbox::{RunResult, RunVerdict, TestRequest, TestRun, Tier};
-use learner::stage::{Context, Learner, RunError, RunState, Summary, run};
+use learner::stage::{Context, Learner, RunError, RunState, Stage, Summary, run};
 use learner::task::{builtin, builtin_tokenizer, builtin_tokenizer_json};
 use learner::text::ChatFormat;
 use learner::train::{Checkpoints, MetricsLog, Trainer};
@@ -43,12 +42,43 @@ fn stand_in(request: &TestRequest) -> TestRun {
     }
 }
 
-/// One rank's run, from its newest checkpoint if there is one. `stop` is asked as the run asks it.
-fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + Sync)) -> Result<Summary, RunError> {
-    let mut layers = Layers::from_recipe("smoke").expect("a recipe");
-    SHORT.iter().for_each(|setting| layers.set(setting).expect("a setting"));
-    let run_file = layers.finish().expect("a run file");
-    let settings = run_file.stage_settings();
+/// Everything at once that a checkpoint must remember of a stage: where the order of tasks is, a rollout sampled with weights that are
+/// gone, weights to stay near to. Rewards differ by length, for the policy has learned no more than to end its turns.
+const AHEAD: [&str; 11] = [
+    "rft.steps=40",
+    "rl.steps=4",
+    "rl.tasks_per_step=2",
+    "rl.steps_ahead=1",
+    "rl.sequences_per_update=3",
+    "rl.passes=2",
+    "rl.filter.groups='reward'",
+    "rl.reward.overlong_penalty={ token_limit = 100, buffer_tokens = 100 }",
+    "rl.dynamic_sampling={ tasks_per_batch = 2, most_batches = 0 }",
+    "rl.loss.kl.coefficient=0.1",
+    "rl.loss.entropy_coefficient=0.001",
+];
+
+/// The smoke recipe cut shorter, with `more` settings.
+fn run_rank(
+    world: World<CpuDevice>,
+    folder: &Path,
+    more: &[&str],
+    stop: &(dyn Fn() -> bool + Sync),
+) -> Result<Summary, RunError> {
+    let mut layers = Layers::from_recipe("smoke");
+    SHORT.iter().chain(more).for_each(|setting| layers.set(setting));
+    run_on(world, folder, &layers.finish().expect("a run file"), usize::MAX, stop)
+}
+
+/// One rank's run on so many of the training tasks, from its newest checkpoint if there is one. `stop` is asked as the run asks it.
+pub fn run_on(
+    world: World<CpuDevice>,
+    folder: &Path,
+    run_file: &RunFile,
+    tasks: usize,
+    stop: &(dyn Fn() -> bool + Sync),
+) -> Result<Summary, RunError> {
+    let (settings, stages) = (run_file.stage_settings(), run_file.stages().expect("stages"));
     let (pools, tokenizer) = (builtin().expect("pools"), builtin_tokenizer().expect("a tokenizer"));
     let config = ModelConfig { vocabulary: tokenizer.vocabulary_size(), max_positions: 1024, ..tiny() };
     let ranks: Ranks = world.ranks.clone();
@@ -57,7 +87,7 @@ fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + S
         None => (RunState::start("these".into()), policy(&world, config, 3)),
         Some(path) => (Checkpoints::load_state(path).expect("a state"), load(&world, path)),
     };
-    let optimizer = if state.rl_steps > 0 { settings.rl.optimizer } else { settings.rft.optimizer };
+    let optimizer = stages.get(state.stage).map_or(settings.rl.optimizer, Stage::optimizer);
     let mut trainer = Trainer::new(policy, world, optimizer, &settings.step);
     if let Some(path) = &checkpoint {
         trainer.restore_optimizer(path).expect("moments");
@@ -69,6 +99,8 @@ fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + S
     let context = Context {
         ranks: &ranks,
         directory: folder,
+        seed: settings.seed,
+        stages: &stages,
         settings: &settings,
         tokenizer: &tokenizer,
         format: ChatFormat::new(&tokenizer).expect("a chat format"),
@@ -76,16 +108,16 @@ fn run_rank(world: World<CpuDevice>, folder: &Path, stop: &(dyn Fn() -> bool + S
         grader: &grader,
         workers: 2,
         sandbox_tier: Tier::B,
-        train_tasks: &pools.train,
-        held_out: HeldOut::draw(&pools.held_out, &settings.evaluate, settings.seed),
+        train_tasks: &pools.train[..tasks.min(pools.train.len())],
+        held_out: &pools.held_out,
         progress: &Silent,
         stop,
     };
-    run(&context, &mut learner, log)
+    run(context, &mut learner, log)
 }
 
 /// The metrics of a run, and how far two of them are apart: numbers by their difference over their size, all else must be equal.
-fn metrics(folder: &Path) -> Vec<Value> {
+pub fn metrics(folder: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(folder.join("metrics.jsonl")).expect("metrics");
     text.lines().map(|line| serde_json::from_str(line).expect("a line")).collect()
 }
@@ -98,7 +130,7 @@ fn distance(left: &Value, right: &Value) -> f64 {
         }
         (Value::Object(left), Value::Object(right)) => {
             assert!(left.keys().eq(right.keys()), "{left:?} {right:?}");
-            let timeless = left.iter().filter(|(key, _)| *key != "seconds");
+            let timeless = left.iter().filter(|(key, _)| *key != "seconds" && *key != "speed");
             timeless.map(|(key, left)| distance(left, &right[key])).fold(0.0, f64::max)
         }
         (left, right) => {
@@ -112,13 +144,13 @@ fn distance(left: &Value, right: &Value) -> f64 {
 fn several_ranks_find_what_one_finds() {
     let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
     let (one, many) = (folders[0].path(), folders[1].path());
-    let alone = on_ranks(1, 1, |world| run_rank(world, one, &|| false).expect("a whole run")).remove(0);
-    let together = on_ranks(3, 1, |world| run_rank(world, many, &|| false).expect("a whole run"));
+    let alone = on_ranks(1, 1, |world| run_rank(world, one, &[], &|| false).expect("a whole run")).remove(0);
+    let together = on_ranks(3, 1, |world| run_rank(world, many, &[], &|| false).expect("a whole run"));
     // The weights sample before anything is trained: equal bits, whoever sampled.
     let first = |folder: &Path| std::fs::read_to_string(folder.join("episodes/before_rft.jsonl")).expect("episodes");
     assert_eq!(first(one), first(many));
     let demonstrations = |folder: &Path| {
-        let text = std::fs::read_to_string(folder.join("episodes/demonstrations.jsonl")).expect("demonstrations");
+        let text = std::fs::read_to_string(folder.join("episodes/rft-kept.jsonl")).expect("demonstrations");
         text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(demonstrations(one), demonstrations(many));
@@ -138,19 +170,29 @@ fn several_ranks_find_what_one_finds() {
     }
 }
 
+/// The metrics without what differs between equal runs.
+pub fn timeless(folder: &Path) -> Vec<Value> {
+    let mut lines = metrics(folder);
+    for fields in lines.iter_mut().filter_map(Value::as_object_mut) {
+        fields.remove("seconds");
+        fields.remove("speed");
+    }
+    lines
+}
+
 /// Asked in the middle of fine-tuning and in the middle of a rollout, whose episodes are then drawn again, on one rank alone.
 #[test]
 fn a_rank_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_they_go_on_to_the_same_end() {
     let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
     let (whole, stopped) = (folders[0].path(), folders[1].path());
-    let straight = on_ranks(2, 1, |world| run_rank(world, whole, &|| false).expect("a whole run")).remove(0);
-    let noted = |what: &str| std::fs::read_to_string(stopped.join("metrics.jsonl")).is_ok_and(|text| text.contains(what));
+    let straight = on_ranks(2, 1, |world| run_rank(world, whole, &[], &|| false).expect("a whole run")).remove(0);
     // (what must have been noted, how often it is then asked for nothing, the steps that are saved). Between two steps it is asked
     // once; so the second time after the evaluation behind the first step of RL is within the rollout of the second.
-    for (after, more, saved) in [("\"rft\"", 3, None), ("\"rl_step_1\"", 1, Some(13))] {
+    for (after, more, saved) in [("\"kind\":\"rft\"", 3, None), ("\"rl_step_1\"", 1, Some(13))] {
         let results = on_ranks(2, 1, |world| {
             let (rank, asked) = (world.ranks.rank(), AtomicUsize::new(0));
-            run_rank(world, stopped, &|| rank == 1 && noted(after) && asked.fetch_add(1, Ordering::Relaxed) >= more)
+            let stop = || rank == 1 && noted(stopped, after) && asked.fetch_add(1, Ordering::Relaxed) >= more;
+            run_rank(world, stopped, &[], &stop)
         });
         let latest = Checkpoints::new(stopped.join("checkpoints"), 2).latest().unwrap().expect("a checkpoint").1;
         for result in results {
@@ -161,13 +203,42 @@ fn a_rank_that_is_asked_to_stop_ends_all_with_a_checkpoint_and_they_go_on_to_the
             assert!(matches!(result, Err(RunError::Stopped { steps }) if steps == latest), "{result:?} with checkpoint {latest}");
         }
     }
-    let resumed = on_ranks(2, 1, |world| run_rank(world, stopped, &|| false).expect("a whole run")).remove(0);
+    let resumed = on_ranks(2, 1, |world| run_rank(world, stopped, &[], &|| false).expect("a whole run")).remove(0);
     assert_eq!(resumed.weights_sha256, straight.weights_sha256);
     assert_eq!(resumed.evaluation, straight.evaluation);
-    let timeless = |folder: &Path| {
-        let mut lines = metrics(folder);
-        lines.iter_mut().for_each(|line| drop(line.as_object_mut().expect("an object").remove("seconds")));
-        lines
-    };
     assert_eq!(timeless(stopped), timeless(whole));
+}
+
+/// Whether a line of the metrics has this text.
+fn noted(folder: &Path, what: &str) -> bool {
+    std::fs::read_to_string(folder.join("metrics.jsonl")).is_ok_and(|text| text.contains(what))
+}
+
+#[test]
+fn one_step_ahead_with_refills_and_a_reference_a_stopped_run_goes_on_to_the_same_end() {
+    for ranks in [1, 2] {
+        let folders: Vec<_> = (0..2).map(|_| tempfile::tempdir().unwrap()).collect();
+        let (whole, stopped) = (folders[0].path(), folders[1].path());
+        let straight = on_ranks(ranks, 1, |world| run_rank(world, whole, &AHEAD, &|| false).expect("a whole run")).remove(0);
+        let lines: Vec<Value> = metrics(whole).into_iter().filter(|line| line["kind"] == "rl").collect();
+        let all = |field: &str| lines.iter().map(|line| line[field].as_f64().expect("a number")).collect::<Vec<_>>();
+        assert_eq!(all("lag"), [0.0, 1.0, 1.0, 1.0], "the first rollout has none to be behind");
+        assert_eq!(all("groups_used"), [2.0; 4]);
+        assert!(all("batches").iter().sum::<f64>() > 4.0, "some step had to look further: {:?}", all("batches"));
+        assert!(all("updates").iter().all(|&updates| updates == 4.0), "{:?}", all("updates"));
+        assert!(all("reference_kl").iter().skip(1).all(|&divergence| divergence > 0.0));
+        assert_eq!(straight.mismatch_max, 0.0, "weights are compared with those that sampled");
+        // Before the second step, in the middle of the rollout for the third, and between later steps.
+        for (after, more) in [("\"lag\":0", 0), ("\"lag\":0", 3), ("\"lag\":1", 1)] {
+            let results = on_ranks(ranks, 1, |world| {
+                let asked = AtomicUsize::new(0);
+                let stop = || noted(stopped, after) && asked.fetch_add(1, Ordering::Relaxed) >= more;
+                run_rank(world, stopped, &AHEAD, &stop)
+            });
+            assert!(results.iter().all(|result| matches!(result, Err(RunError::Stopped { .. }))), "{results:?}");
+        }
+        let resumed = on_ranks(ranks, 1, |world| run_rank(world, stopped, &AHEAD, &|| false).expect("a whole run")).remove(0);
+        assert_eq!(resumed.weights_sha256, straight.weights_sha256, "{ranks} ranks");
+        assert_eq!(timeless(stopped), timeless(whole), "{ranks} ranks");
+    }
 }

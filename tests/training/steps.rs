@@ -1,9 +1,9 @@
 //! A step does not depend on the ranks, on how samples are cut into micro-batches, or on their order.
 
-use learner::algorithm::ClipSettings;
+use learner::algorithm::LossSettings;
 use learner::device::CpuDevice;
 use learner::parallel::World;
-use learner::train::{PolicySettings, StepMetrics, StepSettings};
+use learner::train::{OldLogProbs, PolicyBatch, PolicySettings, StepMetrics, StepSettings};
 use learner::types::Sample;
 
 use crate::support::{Tensors, largest_difference, on_ranks, samples, settings, tensors, trainer};
@@ -13,16 +13,17 @@ const LENGTHS: [usize; 7] = [9, 300, 24, 41, 7, 150, 66];
 /// Two steps of imitation and two of reinforcement: what they found, the weights after them, and the log-probabilities before any.
 fn four_steps(world: World<CpuDevice>, samples: &[Sample], step: &StepSettings) -> (Vec<StepMetrics>, Tensors, Vec<Vec<f32>>) {
     let mut trainer = trainer(world, step);
-    let clip = ClipSettings::default();
-    let policy = PolicySettings { temperature: 0.9, clip: &clip };
+    let policy = PolicySettings { temperature: 0.9, loss: &LossSettings::default() };
     let before = trainer.recompute_log_probs(samples, 0.9, step).expect("all ranks are there");
     let mut metrics = vec![
         trainer.imitation_step(samples, 1e-3, step).expect("all ranks are there"),
         trainer.imitation_step(samples, 1e-3, step).expect("all ranks are there"),
     ];
     let old = trainer.recompute_log_probs(samples, 0.9, step).expect("all ranks are there");
-    metrics.push(trainer.policy_step(samples, None, &policy, 1e-3, step).expect("all ranks are there"));
-    metrics.push(trainer.policy_step(samples, Some(&old), &policy, 1e-3, step).expect("all ranks are there"));
+    let mut batch = PolicyBatch::of(samples.to_vec());
+    metrics.push(trainer.policy_step(&batch, batch.all(), &policy, 1e-3, step).expect("all ranks are there"));
+    batch.old_log_probs = OldLogProbs::Recomputed(old);
+    metrics.push(trainer.policy_step(&batch, batch.all(), &policy, 1e-3, step).expect("all ranks are there"));
     let tensors = tensors(&mut trainer);
     (metrics, tensors, before)
 }

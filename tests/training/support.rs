@@ -23,6 +23,7 @@ pub fn tiny() -> ModelConfig {
         head_dim: 12,
         norm_epsilon: 1e-6,
         rope_theta: 10_000.0,
+        yarn: None,
         max_positions: 512,
         tied_embeddings: false,
         attention_bias: false,

@@ -87,7 +87,26 @@ fn within_bounds(raw: f64, settings: &WeightSettings) -> f64 {
     }
 }
 
-/// Divides weights by `mean`, that of the whole update ([`WeightStatistics::mean`] after merging). Weights that are all
+/// What the settings make of a sampler that is not quite the trainer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Correction<R> {
+    /// `[tokens]` those that are trained: what passes all rejections.
+    pub accepted: Vec<bool>,
+    /// `[tokens]` not normalised; `None` where no weight is applied.
+    pub weights: Option<Vec<R>>,
+    /// Of the weights of what is accepted; of raw ratios per token where no weight is applied.
+    pub statistics: WeightStatistics,
+}
+
+/// Rejects, then weighs what is left.
+pub fn correct<R: Real>(tokens: &SampledTokens<R>, settings: &CorrectionSettings) -> Correction<R> {
+    let accepted = accepted(tokens, &settings.rejections);
+    let kept = SampledTokens { trained: &accepted, ..*tokens };
+    let (weights, statistics) = importance_weights(&kept, settings.weight.as_ref().unwrap_or(&WeightSettings::UNBOUNDED));
+    Correction { weights: settings.weight.is_some().then_some(weights), accepted, statistics }
+}
+
+/// Divides weights by `mean`, that of the whole rollout ([`WeightStatistics::mean`] after merging). Weights that are all
 /// 0 stay so.
 pub fn normalise<R: Real>(weights: &mut [R], mean: f64) {
     if mean > 1e-8 {
@@ -214,6 +233,22 @@ mod tests {
         assert_eq!(merged, statistics);
         assert_eq!(WeightStatistics::default().effective_sample_size(), 0.0);
         assert_eq!(WeightStatistics::default().mean(), 0.0);
+    }
+
+    #[test]
+    fn what_is_rejected_is_not_weighed() {
+        let log_ratios = log_ratios();
+        let sampled = tokens(&log_ratios);
+        let nothing = correct(&sampled, &CorrectionSettings::default());
+        assert_eq!((nothing.accepted.as_slice(), &nothing.weights), (&TRAINED[..], &None));
+        assert_close(&[nothing.statistics.ratio_max, nothing.statistics.ratio_mean()], &[4.0, 1.4]);
+        let rejections = vec![RejectionSettings { statistic: Statistic::K1, over: Over::Token, lower: None, upper: 3.0 }];
+        let settings =
+            CorrectionSettings { weight: Some(WeightSettings::default()), rejections, ..CorrectionSettings::default() };
+        let corrected = correct(&sampled, &settings);
+        assert_eq!(corrected.accepted, [false, false, true, true, false]);
+        assert_close(&corrected.weights.unwrap(), &[0.0, 0.0, 0.5, 1.0, 0.0]);
+        assert_eq!((corrected.statistics.units, corrected.statistics.max), (2, 1.0));
     }
 
     #[test]

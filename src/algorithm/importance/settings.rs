@@ -78,7 +78,7 @@ pub struct WeightSettings {
     pub lower: Option<f64>,
     /// Largest ratio. Usual: 1.5 to 5 for tokens, 2 to 10 for sequences.
     pub upper: f64,
-    /// Divide weights by their mean over the whole update.
+    /// Divide weights by their mean over the whole rollout.
     pub normalise: bool,
 }
 
@@ -90,6 +90,10 @@ impl Default for WeightSettings {
 }
 
 impl WeightSettings {
+    /// Each token's ratio as it is: what is measured where no weight is applied.
+    pub const UNBOUNDED: WeightSettings =
+        WeightSettings { level: Level::Token, beyond: Beyond::Truncate, lower: None, upper: f64::INFINITY, normalise: false };
+
     /// # Errors
     /// All that makes no sense.
     pub fn check(&self) -> Result<(), SettingErrors> {

@@ -1,10 +1,13 @@
 //! What is to be known of importance weights.
 
+use serde::{Deserialize, Serialize};
+
 use super::settings::WeightSettings;
+use crate::types::exact;
 
 /// What importance weights were. A unit is a token, or a sequence where the level is one of sequences. Micro-batches and
 /// ranks combine with [`WeightStatistics::merge`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WeightStatistics {
     pub units: u64,
     /// Units whose raw ratio is above the upper bound.
@@ -14,10 +17,18 @@ pub struct WeightStatistics {
     /// Trained tokens whose log-ratio is not finite. Above 0 something is broken.
     pub not_finite: u64,
     /// Extremes of raw ratios; infinite the wrong way round while `units` is 0.
+    #[serde(with = "exact")]
     pub ratio_min: f64,
+    #[serde(with = "exact")]
     pub ratio_max: f64,
+    /// Largest weight, bounds applied; 0 while `units` is 0.
+    #[serde(with = "exact")]
+    pub max: f64,
+    #[serde(with = "exact")]
     ratio_sum: f64,
+    #[serde(with = "exact")]
     sum: f64,
+    #[serde(with = "exact")]
     squares: f64,
 }
 
@@ -30,6 +41,7 @@ impl Default for WeightStatistics {
             not_finite: 0,
             ratio_min: f64::INFINITY,
             ratio_max: f64::NEG_INFINITY,
+            max: 0.0,
             ratio_sum: 0.0,
             sum: 0.0,
             squares: 0.0,
@@ -44,6 +56,7 @@ impl WeightStatistics {
         self.below += u64::from(raw < settings.lower.unwrap_or(1.0 / settings.upper));
         self.ratio_min = self.ratio_min.min(raw);
         self.ratio_max = self.ratio_max.max(raw);
+        self.max = self.max.max(weight);
         self.ratio_sum += raw;
         self.sum += weight;
         self.squares += weight * weight;
@@ -56,6 +69,7 @@ impl WeightStatistics {
         self.not_finite += other.not_finite;
         self.ratio_min = self.ratio_min.min(other.ratio_min);
         self.ratio_max = self.ratio_max.max(other.ratio_max);
+        self.max = self.max.max(other.max);
         self.ratio_sum += other.ratio_sum;
         self.sum += other.sum;
         self.squares += other.squares;

@@ -176,21 +176,6 @@ impl<R: Real> PolicyTokens<'_, R> {
     }
 }
 
-/// The clipped policy loss of DAPO: [`policy_loss`] with its default objective and a mean over tokens.
-///
-/// `log_probs`, `old_log_probs`, `advantages`: `[tokens]`. `denominator`: number of trained tokens in the whole
-/// update, over all micro-batches and ranks; below 1 it counts as 1. A token with advantage 0 is not trained.
-pub fn clipped_policy_loss<R: Real>(
-    log_probs: &[R],
-    old_log_probs: &[R],
-    advantages: &[R],
-    clip: &ClipSettings,
-    denominator: f64,
-) -> PolicyLoss<R> {
-    let settings = LossSettings { clip: clip.clone(), ..LossSettings::default() };
-    token_mean(log_probs, old_log_probs, advantages, &settings, denominator)
-}
-
 /// The likelihood loss of rejection fine-tuning: `-weight * log_prob`, summed and divided by `denominator`. It is
 /// REINFORCE with the weight in place of the advantage; every ratio is 1.
 ///
@@ -228,6 +213,19 @@ fn token_mean<R: Real>(
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// The clipped policy loss of DAPO: [`policy_loss`] with its default objective and a mean over tokens, of which those
+    /// with an advantage of 0 are not trained.
+    fn clipped_policy_loss<R: Real>(
+        log_probs: &[R],
+        old_log_probs: &[R],
+        advantages: &[R],
+        clip: &ClipSettings,
+        denominator: f64,
+    ) -> PolicyLoss<R> {
+        let settings = LossSettings { clip: clip.clone(), ..LossSettings::default() };
+        token_mean(log_probs, old_log_probs, advantages, &settings, denominator)
+    }
 
     /// Loss and gradient of one token whose probability went from `exp(-5)` to `ratio` times that.
     fn one_token<R: Real>(advantage: f64, ratio: f64, settings: &ClipSettings) -> (f64, f64) {

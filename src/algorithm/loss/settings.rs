@@ -130,6 +130,10 @@ impl LossSettings {
              would count twice; only reinforce takes one there"
         );
         problems.unless(!double, "correction.weight", "set", &remedy);
+        let normalised = self.correction.weight.as_ref().is_some_and(|weight| weight.normalise);
+        let remedy =
+            "leave it out: with old_policy = \"sampler\" weights are found in the pass that trains, before their mean is known";
+        problems.unless(!(bypass && normalised), "correction.weight.normalise", "true", remedy);
         problems.finish()
     }
 }
@@ -188,6 +192,10 @@ mod tests {
             let found = lines(settings(OldPolicy::Sampler));
             assert_eq!(found.iter().filter(|line| line.starts_with("correction.weight is set: ")).count(), usize::from(refused));
         }
+        let mut reinforce = LossSettings { objective: Objective::Reinforce, ..LossSettings::default() };
+        reinforce.correction = correction(OldPolicy::Sampler);
+        reinforce.correction.weight = Some(WeightSettings { normalise: true, ..WeightSettings::default() });
+        assert!(lines(reinforce)[0].starts_with("correction.weight.normalise is true: "));
     }
 
     #[test]

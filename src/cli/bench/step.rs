@@ -9,7 +9,7 @@ use super::figures::{MemoryTable, Spread, phase_line, timed};
 use super::step_figures::{STEP_NOTES, StepFigures, tokens_per_second};
 use super::trace::{self, OperationTime};
 use super::{ModelArguments, Subject, step_ranks};
-use crate::algorithm::ClipSettings;
+use crate::algorithm::LossSettings;
 use crate::cli::device::{self, Work};
 use crate::cli::launch::{self, LaunchArguments, Node};
 use crate::cli::ranks::RankError;
@@ -19,7 +19,7 @@ use crate::device::{Device, Traced};
 use crate::model::{Model, ModelConfig, StepFlops};
 use crate::parallel::{self, Mesh, World};
 use crate::train::optimizer::AdamWSettings;
-use crate::train::{Policy, PolicySettings, StepSettings, Trainer};
+use crate::train::{Policy, PolicyBatch, PolicySettings, StepSettings, Trainer};
 use crate::types::{Key, Purpose, Sample};
 
 #[derive(clap::Args)]
@@ -136,7 +136,7 @@ pub fn run(arguments: &StepArguments, output: &OutputArguments) -> Result<(), Cl
 
 /// A step that is done again and again: two micro-batches of the context for each replica.
 pub struct RepeatedStep {
-    samples: Vec<Sample>,
+    batch: PolicyBatch,
     settings: StepSettings,
 }
 
@@ -148,11 +148,11 @@ impl RepeatedStep {
             recompute: arguments.recompute,
             ..StepSettings::default()
         };
-        RepeatedStep { samples: made_up_samples(context, vocabulary, mesh.data()), settings }
+        RepeatedStep { batch: PolicyBatch::of(made_up_samples(context, vocabulary, mesh.data())), settings }
     }
 
     pub fn lengths(&self) -> Vec<usize> {
-        self.samples.iter().map(|sample| sample.ids.len()).collect()
+        self.batch.samples.iter().map(|sample| sample.ids.len()).collect()
     }
 
     pub fn tokens(&self) -> usize {
@@ -160,7 +160,7 @@ impl RepeatedStep {
     }
 
     pub fn trained_tokens(&self) -> usize {
-        self.samples.iter().map(Sample::trained_count).sum()
+        self.batch.samples.iter().map(Sample::trained_count).sum()
     }
 
     /// Over all replicas.
@@ -173,9 +173,8 @@ impl RepeatedStep {
     }
 
     pub fn run<D: Device>(&self, trainer: &mut Trainer<D>) -> Result<(), RankError> {
-        let clip = ClipSettings::default();
-        let policy = PolicySettings { temperature: 1.0, clip: &clip };
-        let metrics = trainer.policy_step(&self.samples, None, &policy, 1e-6, &self.settings)?;
+        let policy = PolicySettings { temperature: 1.0, loss: &LossSettings::default() };
+        let metrics = trainer.policy_step(&self.batch, self.batch.all(), &policy, 1e-6, &self.settings)?;
         if metrics.skipped {
             let problem = "a step had gradients that are not finite: the weights are broken";
             return Err(RankError::Agreed(CliError::Failed(problem.into())));

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::algorithm::{Problems, SettingErrors};
+
 /// Which server's way of being started and fed is spoken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -79,14 +81,12 @@ impl Settings {
     /// What can be said without knowing the cluster.
     ///
     /// # Errors
-    /// Names the first key that makes no sense, with what was found and the rule.
-    pub fn check(&self) -> Result<(), String> {
-        if self.tensor_parallel == 0 {
-            return Err("rollout.tensor_parallel = 0: must be at least 1".into());
-        }
-        if self.port == 0 {
-            return Err("rollout.port = 0: must be from 1 to 65535, since others must know it".into());
-        }
+    /// All keys that make no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
+        problems.unless(self.tensor_parallel > 0, "tensor_parallel", self.tensor_parallel, "give at least 1");
+        problems.unless(self.port > 0, "port", self.port, "give a port from 1 to 65535, since others must know it");
+        let remedy = format!("give seconds from {SHORTEST_SECONDS} to {LONGEST_SECONDS}");
         for (key, seconds) in [
             ("start_seconds", self.start_seconds),
             ("load_seconds", self.load_seconds),
@@ -94,48 +94,44 @@ impl Settings {
             ("unhealthy_seconds", self.unhealthy_seconds),
             ("stop_seconds", self.stop_seconds),
         ] {
-            if !(SHORTEST_SECONDS..=LONGEST_SECONDS).contains(&seconds) {
-                return Err(format!("rollout.{key} = {seconds}: must be from {SHORTEST_SECONDS} to {LONGEST_SECONDS}"));
-            }
+            problems.unless((SHORTEST_SECONDS..=LONGEST_SECONDS).contains(&seconds), key, seconds, &remedy);
         }
-        if self.unhealthy_seconds < 2.0 * self.health_seconds {
-            return Err(format!(
-                "rollout.unhealthy_seconds = {}: must be at least twice rollout.health_seconds ({})",
-                self.unhealthy_seconds, self.health_seconds
-            ));
+        let (unhealthy, health) = (self.unhealthy_seconds, self.health_seconds);
+        let remedy = format!("give at least twice rollout.health_seconds ({health})");
+        // A time that is no number has been named.
+        problems.unless(!(unhealthy < 2.0 * health), "unhealthy_seconds", unhealthy, &remedy);
+        let remedy = format!("give at least {FEWEST_LOG_BYTES}");
+        problems.unless(self.log_bytes >= FEWEST_LOG_BYTES, "log_bytes", self.log_bytes, &remedy);
+        for name in self.environment.keys().filter(|name| name.is_empty() || name.contains(['=', '\0'])) {
+            problems.unless(false, "environment", format!("{name:?}"), "give the name of a variable");
         }
-        if self.log_bytes < FEWEST_LOG_BYTES {
-            return Err(format!("rollout.log_bytes = {}: must be at least {FEWEST_LOG_BYTES}", self.log_bytes));
+        if let Some(value) = self.environment.get(VISIBLE_DEVICES) {
+            let field = format!("environment.{VISIBLE_DEVICES}");
+            problems.unless(false, &field, value, "leave it out: it is set for each server by its place");
         }
-        if let Some(name) = self.environment.keys().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
-            return Err(format!("rollout.environment: {name:?} is no name of a variable"));
-        }
-        if self.environment.contains_key(VISIBLE_DEVICES) {
-            return Err(format!("rollout.environment.{VISIBLE_DEVICES}: is set for each server by its place; leave it out"));
-        }
-        self.check_command()
+        self.check_command(&mut problems);
+        problems.finish()
     }
 
-    fn check_command(&self) -> Result<(), String> {
-        let Some(program) = self.command.first() else { return Ok(()) };
+    fn check_command(&self, problems: &mut Problems) {
+        let Some(program) = self.command.first() else { return };
+        let mut wrong = |found: String, remedy: &str| problems.unless(false, "command", found, remedy);
         if program.is_empty() {
-            return Err("rollout.command: its first word, the program, is empty".into());
+            wrong("without a program".into(), "give a first word");
         }
-        if self.command.iter().any(|word| word.contains('\0')) {
-            return Err("rollout.command: a word holds a zero byte".into());
+        for word in self.command.iter().filter(|word| word.contains('\0')) {
+            wrong(format!("{word:?}"), "leave the zero byte out");
         }
         for word in &self.command {
-            if let Some(unknown) = placeholders(word).find(|name| !PLACEHOLDERS.contains(name)) {
-                let known = PLACEHOLDERS.join("}, {");
-                return Err(format!("rollout.command: {{{unknown}}} in {word:?} is not known; there are {{{known}}}"));
+            for unknown in placeholders(word).filter(|name| !PLACEHOLDERS.contains(name)) {
+                wrong(format!("{word:?} with {{{unknown}}}"), &format!("there are {{{}}}", PLACEHOLDERS.join("}, {")));
             }
         }
         for needed in ["model", "port"] {
             if !self.command.iter().any(|word| placeholders(word).any(|name| name == needed)) {
-                return Err(format!("rollout.command: no word holds {{{needed}}}, so every server would get the same"));
+                wrong(format!("without {{{needed}}}"), "give it in some word, or every server would get the same");
             }
         }
-        Ok(())
     }
 
     /// What depends on a node's GPUs.
@@ -312,19 +308,19 @@ mod tests {
     #[test]
     fn what_cannot_be_is_named() {
         let named = |settings: Settings, words: &[&str]| {
-            let problem = settings.check().expect_err("refused");
-            assert!(words.iter().all(|word| problem.contains(word)) && !problem.contains('\n'), "{problem}");
+            let errors = settings.check().expect_err("refused").within("rollout").to_string();
+            assert!(errors.lines().any(|line| words.iter().all(|word| line.contains(word))), "{errors}");
         };
         let usual = Settings::default;
-        named(Settings { tensor_parallel: 0, ..usual() }, &["rollout.tensor_parallel = 0"]);
+        named(Settings { tensor_parallel: 0, ..usual() }, &["rollout.tensor_parallel is 0"]);
         named(Settings { port: 0, ..usual() }, &["rollout.port"]);
-        named(Settings { start_seconds: f64::NAN, ..usual() }, &["rollout.start_seconds = NaN", "0.01"]);
-        named(Settings { stop_seconds: -1.0, ..usual() }, &["rollout.stop_seconds = -1"]);
-        named(Settings { unhealthy_seconds: 6.0, ..usual() }, &["rollout.unhealthy_seconds = 6", "health_seconds (5)"]);
-        named(Settings { log_bytes: 9, ..usual() }, &["rollout.log_bytes = 9"]);
+        named(Settings { start_seconds: f64::NAN, ..usual() }, &["rollout.start_seconds is NaN", "0.01"]);
+        named(Settings { stop_seconds: -1.0, ..usual() }, &["rollout.stop_seconds is -1"]);
+        named(Settings { unhealthy_seconds: 6.0, ..usual() }, &["rollout.unhealthy_seconds is 6", "health_seconds (5)"]);
+        named(Settings { log_bytes: 9, ..usual() }, &["rollout.log_bytes is 9"]);
         named(with_command(&["vllm", "{model}"]), &["rollout.command", "{port}"]);
         named(with_command(&["vllm", "{model}", "{port}", "{tp}"]), &["{tp}", "{tensor_parallel}"]);
-        named(with_command(&["", "{model}", "{port}"]), &["rollout.command", "empty"]);
+        named(with_command(&["", "{model}", "{port}"]), &["rollout.command", "first word"]);
         let environment = |name: &str| BTreeMap::from([(name.to_string(), "0".to_string())]);
         named(
             Settings { environment: environment("CUDA_VISIBLE_DEVICES"), ..usual() },

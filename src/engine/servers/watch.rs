@@ -50,7 +50,7 @@ pub(super) struct Plan {
 /// # Errors
 /// Keys and numbers that do not go together.
 pub(super) fn plans(settings: &Settings, place: &Place, visible: &Option<String>) -> Result<Vec<Plan>, String> {
-    settings.check()?;
+    settings.check().map_err(|errors| errors.within("rollout").to_string())?;
     settings.check_node(place.gpus)?;
     let gpus: Vec<String> = match visible {
         Some(visible) if !visible.is_empty() => visible.split(',').map(|gpu| gpu.trim().to_string()).collect(),

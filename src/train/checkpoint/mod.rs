@@ -8,6 +8,7 @@
 //!   optimizer-00001-of-00004.safetensors           Adam's moments of the parts that rank 0 of 4 changes, and so on
 //!   state.json                                     where the run is, and how many ranks wrote this
 //!   DONE                                           written last: without it the folder does not count
+//!   KEEP                                           if there: it is not removed when newer ones have come
 //! ```
 //!
 //! Training waits for a copy in the host's memory, no longer: a thread of each rank writes that rank's files under a temporary
@@ -33,6 +34,7 @@ pub use snapshot::Snapshot;
 pub use writer::CheckpointWriter;
 
 use super::files::{FileError, write_atomically};
+use crate::algorithm::{Problems, SettingErrors};
 use crate::collectives::CollectiveError;
 use crate::model::ModelError;
 use crate::types::sync_folder;
@@ -57,16 +59,15 @@ impl Default for CheckpointSettings {
 
 impl CheckpointSettings {
     /// # Errors
-    /// Names the first setting that makes no sense.
-    pub fn check(&self) -> Result<(), String> {
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
         for (name, value) in
             [("every_rft_steps", self.every_rft_steps), ("every_rl_steps", self.every_rl_steps), ("keep", self.keep)]
         {
-            if value == 0 {
-                return Err(format!("checkpoint.{name} = 0: must be at least 1"));
-            }
+            problems.unless(value > 0, name, value, "give at least 1");
         }
-        Ok(())
+        problems.finish()
     }
 }
 
@@ -93,6 +94,7 @@ pub struct Checkpoints {
 }
 
 const MARK: &str = "DONE";
+const HOLD: &str = "KEEP";
 const STATE: &str = "state.json";
 
 /// The content of `state.json`.
@@ -158,11 +160,16 @@ impl Checkpoints {
         Ok(Stored::read(path)?.run)
     }
 
-    /// Removes all but the newest whole checkpoints that are kept: older ones, and what an interrupted save or removal left behind.
+    /// Keeps a checkpoint for good.
+    fn hold(&self, step: usize) -> Result<(), CheckpointError> {
+        Ok(write_atomically(&self.place(step).join(HOLD), b"")?)
+    }
+
+    /// Removes all but the newest whole checkpoints that are kept, and those that are held: older ones, and what an interrupted save or removal left behind.
     /// No checkpoint is being written meanwhile. Returns what could not be removed and why: that takes room, but breaks nothing.
     fn tidy(&self) -> Result<Vec<FileError>, CheckpointError> {
         let (whole, broken): (Vec<_>, Vec<_>) = self.list()?.into_iter().partition(|(path, _)| path.join(MARK).exists());
-        let old = whole.iter().rev().skip(self.keep);
+        let old = whole.iter().rev().skip(self.keep).filter(|(path, _)| !path.join(HOLD).exists());
         let partial = self.entries()?.into_iter().filter(|path| path.extension().is_some_and(|end| end == "partial"));
         let useless = old.chain(&broken).map(|(path, _)| path.clone()).chain(partial);
         Ok(useless.filter_map(|path| remove_folder(&path).err().map(|source| FileError { path, source })).collect())

@@ -89,7 +89,7 @@ impl<'a> CheckpointWriter<'a> {
         self.wait()?;
         let (place, partial) = (self.checkpoints.place(step), self.partial(step));
         let snapshot = snapshot()?;
-        let state = serde_json::to_vec_pretty(&Stored { ranks: self.ranks.ranks(), run: state })
+        let state = serde_json::to_vec(&Stored { ranks: self.ranks.ranks(), run: state })
             .map_err(|error| CheckpointError::Broken { path: place.clone(), reason: error.to_string() })?;
         let whole = self.ranks.first().then(|| Whole { tokenizer_json: tokenizer_json.to_vec(), state });
         let (ranks, checkpoints) = (self.ranks.clone(), self.checkpoints.clone());
@@ -102,6 +102,17 @@ impl<'a> CheckpointWriter<'a> {
         self.pending = Some(thread.map_err(|source| FileError::new(&place, source))?);
         self.newest = Some(step);
         Ok(place)
+    }
+
+    /// Keeps checkpoint `step` for good, once it is whole, and returns where it is.
+    ///
+    /// # Errors
+    /// It could not be written, or its mark not.
+    pub fn hold(&mut self, step: usize) -> Result<PathBuf, CheckpointError> {
+        self.wait()?;
+        let held = if self.ranks.first() { self.checkpoints.hold(step) } else { Ok(()) };
+        agree(&self.ranks, held)?;
+        Ok(self.checkpoints.place(step))
     }
 
     /// Looks whether writing has failed, without waiting for it: called now and then, on any rank.
