@@ -154,7 +154,10 @@ impl Layers {
         let run_file: RunFile = match std::mem::take(&mut self.merged).try_into() {
             Ok(run_file) => run_file,
             Err(error) => {
-                self.problems.push(one_line(&error));
+                // What was refused is not among the layers, so that it may be missing only for that.
+                if self.problems.is_empty() {
+                    self.problems.push(one_line(&error));
+                }
                 return None;
             }
         };

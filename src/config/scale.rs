@@ -25,8 +25,9 @@ pub struct Change {
     pub rule: &'static str,
 }
 
-/// Turns of an episode at the recipe's smallest turn limit: the quick start's.
-const TURNS: f64 = 10.0;
+/// Turns of an episode at the recipe's smallest turn limit: twice the quick start's, so that a penalty on length which begins at a
+/// quarter of it spares an attempt that looks, edits, tests and submits.
+const TURNS: f64 = 20.0;
 /// Tokens of an episode at the recipe's smallest limit: the quick start's.
 const TOKENS: f64 = 512.0;
 /// Attempts of a step of reinforcement learning.
@@ -34,27 +35,28 @@ const ATTEMPTS: f64 = 160.0;
 /// Optimizer steps on one rollout at most.
 const MOST_UPDATES: f64 = 8.0;
 /// Steps of reinforcement learning, all stages of a run together.
-const STEPS: f64 = 40.0;
-/// A learning rate of reinforcement learning is multiplied by this: 1e-6 becomes 5e-4.
+const STEPS: f64 = 30.0;
+/// A learning rate of reinforcement learning is multiplied by this and divided by the root of the updates that a rollout is cut into:
+/// 1e-6 becomes 5e-4 with one, 1.8e-4 with eight.
 const RL_RATE: f64 = 500.0;
 /// One of fine-tuning by this: 5e-6 becomes 1e-3.
 const RFT_RATE: f64 = 200.0;
 /// Scripted demonstrations that stand in for what a real model knows before the recipe begins.
-const WARM_UP_CANDIDATES: usize = 3500;
+const WARM_UP_CANDIDATES: usize = 3000;
 /// The stage that learns from them.
 const WARM_UP: &str = "warm_up";
 const QUICKSTART_MODEL: &str = "0.5 million parameters";
 
-const TURNS_RULE: &str = "turns are scaled so that the smallest limit is the quick start's 10";
+const TURNS_RULE: &str = "turns are scaled so that the smallest limit is 20, twice the quick start's";
 const TOKENS_RULE: &str = "tokens are scaled so that the smallest limit is the quick start's 512";
 const TURN_TOKENS_RULE: &str = "a call of the quick start's tools is short";
 const ROLLOUT_RULE: &str = "a step makes 160 attempts, in groups as large as the recipe's";
 const UPDATES_RULE: &str = "a rollout is cut into as many updates as the recipe's, at most 8";
 const BATCH_RULE: &str = "as many times the tasks of a step as in the recipe";
-const STEPS_RULE: &str = "40 steps in all, shared by the stages as in the recipe";
-const RL_RATE_RULE: &str = "chosen: 500 times the recipe's, which would not move a model this small";
+const STEPS_RULE: &str = "30 steps in all, shared by the stages as in the recipe";
+const RL_RATE_RULE: &str = "chosen: 500 times the recipe's, which would not move a model this small, over the root of the updates of a rollout";
 const RFT_RATE_RULE: &str = "chosen: 200 times the recipe's, which would not move a model this small";
-const RFT_RULE: &str = "200 tasks and batches of 8 give some 100 updates";
+const RFT_RULE: &str = "120 tasks and batches of 8 give some 60 updates";
 const MODEL_RULE: &str = "the quick start's model, drawn at random";
 const TASKS_RULE: &str = "the built-in tasks";
 const SCAFFOLD_RULE: &str = "the quick start's scaffold";
@@ -168,16 +170,20 @@ fn scale_scope(
     let (tasks, group) = (given("rl.tasks_per_step").unwrap_or(1.0), given("rl.group_size").unwrap_or(1.0));
     let new_tasks = (ATTEMPTS / group).round().max(1.0);
     map("rl.tasks_per_step", ROLLOUT_RULE, &|_| new_tasks);
+    let updates = match given("rl.sequences_per_update") {
+        None | Some(0.0) => 1.0,
+        Some(sequences) => (tasks * group / sequences).round().clamp(1.0, MOST_UPDATES),
+    };
     map("rl.sequences_per_update", UPDATES_RULE, &|sequences| match sequences {
         0.0 => 0.0,
-        sequences => (new_tasks * group / (tasks * group / sequences).round().clamp(1.0, MOST_UPDATES)).ceil(),
+        _ => (new_tasks * group / updates).ceil(),
     });
     map("rl.dynamic_sampling.tasks_per_batch", BATCH_RULE, &|batch| (batch * new_tasks / tasks).round());
     map("rl.steps", STEPS_RULE, &|steps| sizes.steps(steps));
     map("rl.schedule.warmup_steps", STEPS_RULE, &|steps| sizes.steps(steps));
-    map("rl.schedule.peak", RL_RATE_RULE, &|rate| rate * RL_RATE);
+    map("rl.schedule.peak", RL_RATE_RULE, &|rate| two_digits(rate * RL_RATE / updates.sqrt()));
     map("rft.schedule.peak", RFT_RATE_RULE, &|rate| rate * RFT_RATE);
-    map("rft.tasks", RFT_RULE, &|_| 200.0);
+    map("rft.tasks", RFT_RULE, &|_| 120.0);
     map("rft.batch_sequences", RFT_RULE, &|_| 8.0);
     map("evaluate.tasks", EVALUATE_RULE, &|_| 60.0);
     map("evaluate.samples", EVALUATE_RULE, &|_| 10.0);
@@ -280,6 +286,10 @@ fn within(key: &str, about: &str) -> bool {
 
 fn number(value: &Value) -> Option<f64> {
     value.as_float().or_else(|| value.as_integer().map(|value| value as f64))
+}
+
+fn two_digits(number: f64) -> f64 {
+    format!("{number:.1e}").parse().unwrap_or(number)
 }
 
 /// A number of the kind of `place`.
