@@ -54,7 +54,8 @@ const ROLLOUT_RULE: &str = "a step makes 160 attempts, in groups as large as the
 const UPDATES_RULE: &str = "a rollout is cut into as many updates as the recipe's, at most 8";
 const BATCH_RULE: &str = "as many times the tasks of a step as in the recipe";
 const STEPS_RULE: &str = "30 steps in all, shared by the stages as in the recipe";
-const RL_RATE_RULE: &str = "chosen: 500 times the recipe's, which would not move a model this small, over the root of the updates of a rollout";
+const RL_RATE_RULE: &str =
+    "chosen: 500 times the recipe's, which would not move a model this small, over the root of the updates of a rollout";
 const RFT_RATE_RULE: &str = "chosen: 200 times the recipe's, which would not move a model this small";
 const RFT_RULE: &str = "120 tasks and batches of 8 give some 60 updates";
 const MODEL_RULE: &str = "the quick start's model, drawn at random";
