@@ -42,10 +42,9 @@ impl Settings {
         for (name, value) in [("tasks", self.tasks), ("samples", self.samples), ("samples_between", self.samples_between)] {
             problems.unless(value > 0, name, value, "give at least 1");
         }
-        for k in self.k.iter().filter(|&&k| k == 0 || k > self.samples) {
-            let remedy = format!("give k from 1 to evaluate.samples = {}: pass@k is defined for no other", self.samples);
-            problems.unless(false, "k", k, &remedy);
-        }
+        let defined = self.k.iter().all(|&k| (1..=self.samples).contains(&k));
+        let remedy = format!("give k from 1 to evaluate.samples = {}: pass@k is defined for no other", self.samples);
+        problems.unless(defined, "k", format!("{:?}", self.k), &remedy);
         problems.finish()
     }
 }

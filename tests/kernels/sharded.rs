@@ -18,7 +18,7 @@ use crate::nccl::{NEVER, liveness, on_ranks};
 use crate::subject::{Emulated, settings};
 
 const VOCABULARY: usize = 61;
-const STEPS: usize = 3;
+const STEPS: usize = 10;
 
 /// A number of ids that no degree divides, so that shards are padded.
 fn qwen3(layers: usize) -> ModelConfig {
@@ -124,7 +124,7 @@ fn train<D: Device>(policy: &mut Policy<D>, ranks: &Ranks, mesh: Mesh, recompute
         if step == 0 {
             outcome.gradients = gradients(policy)?;
         }
-        optimizer.step(policy.pieces(), ranks, 1e-3, NormLimits::clip_at(f32::INFINITY))?;
+        optimizer.step(policy.pieces(), ranks, 2e-4, NormLimits::clip_at(f32::INFINITY))?;
         policy.after_step();
     }
     Ok(outcome)

@@ -59,7 +59,7 @@ keep = 1
         "rl.reward.step_penalty.turn_limit is 10: give more than step_penalty.free_turns = 10",
         "rl.loss.clip.epsilon_high is -1: ",
         "rl.loss.correction.weight is set: ",
-        "evaluate.k is 8: ",
+        "evaluate.k is [1, 8]: ",
     ];
     for start in expected {
         assert_eq!(found.iter().filter(|line| line.starts_with(start)).count(), 1, "{start}\n{}", found.join("\n"));
