@@ -3,12 +3,13 @@
 #   main-job   the quick start on three seeds, twice and with one thread; a run killed 50 times, and one of two ranks 10 times; the sandbox; refusals; and,
 #              with MODEL_135M=DIR (a Hugging Face directory of type qwen2), a real model
 #   sandbox    10,000 runs in a row that leave nothing, in each tier; the learner killed amid 100 sandboxes: all end within a second
+#   recipes    every published recipe at --scale tiny in 6 minutes, and the whole pipeline of Nebius raising held-out pass@1 from stage to stage
 #   long-sequence
 #              a training step of a sequence of 131,072 tokens (or LONGEST=TOKENS, from 65536 on) over 8 processes: its memory, and its
 #              time against shorter ones
 # Prints one line per promise and stops at the first that does not hold.
 set -euo pipefail
-name=${1:?usage: tests/acceptance.sh main-job|sandbox|long-sequence [WORK_DIR]}
+name=${1:?usage: tests/acceptance.sh main-job|sandbox|recipes|long-sequence [WORK_DIR]}
 work=${2:-$(mktemp -d)}
 root=$(cd "$(dirname "$0")/.." && pwd)
 learner=$root/target/release/learner
@@ -225,6 +226,29 @@ PY
   held "kill -9 amid 100 sandboxes: all end within a second, and the next start leaves nothing"
 }
 
+tiny_recipes() {
+  (cd "$root" && cargo build --release --quiet)
+  local recipe
+  for recipe in nebius nebius-rft nebius-stage1 nebius-stage2 deepswe dapo; do
+    rm -rf "$work/$recipe"
+    read -r code seconds peak < <(measured "$learner" --recipe "$recipe" --scale tiny --out "$work/$recipe")
+    [ "$code" = 0 ] || broken "$recipe: exit code $code"
+    python3 - "$work/$recipe/summary.json" "$recipe" "$seconds" "$peak" <<'PY' || broken "$recipe"
+import json, sys
+path, recipe, seconds, peak = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+evaluations = json.load(open(path))["evaluation"]
+print(f"{recipe}: " + ", ".join(f"{name} {found['pass_at_1']:.3f} {found['ci95']}" for name, found in evaluations.items())
+      + f", {seconds} s, {peak / 1e9:.2f} GB")
+assert seconds <= 360, "more than 6 minutes"
+if recipe == "nebius":
+    found = [evaluations[name] for name in ("base", "after_rft", "after_stage1", "after_stage2")]
+    assert all(a["pass_at_1"] < b["pass_at_1"] for a, b in zip(found, found[1:])), "a stage does not raise pass@1"
+    assert found[0]["ci95"][1] < found[-1]["ci95"][0], "intervals of the first and the last touch"
+PY
+    held "$recipe at --scale tiny"
+  done
+}
+
 # One layer with two heads of 32, context parallel over 8 processes of one thread each, which find each other over TCP. The system
 # counts each process's memory and CPU time. A step is the long sequence and as many tokens in shorter ones (docs/benchmarks.md).
 long_sequence() {
@@ -303,6 +327,7 @@ case $name in
   main-job:*) "${name#main-job:}" ;;
   sandbox) sandbox_soak; sandbox_killed ;;
   sandbox:*) "sandbox_${name#sandbox:}" ;;
+  recipes) tiny_recipes ;;
   long-sequence) long_sequence ;;
   *) echo "no acceptance named $name" >&2; exit 2 ;;
 esac

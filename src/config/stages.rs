@@ -124,8 +124,11 @@ impl RunFile {
         let mut merged =
             Table::try_from(RunFile { stages: Vec::new(), ..self.clone() }).map_err(|error| broken(error.to_string()))?;
         for (section, layer) in table.overrides() {
-            let layer = Table::from_iter([(section.to_owned(), layer.clone().into())]);
-            merge(&mut merged, layer, &ROOT);
+            let mut layer = layer.clone();
+            if section == "model" {
+                layer.retain(|key, _| key == "rope");
+            }
+            merge(&mut merged, Table::from_iter([(section.to_owned(), layer.into())]), &ROOT);
         }
         for key in table.model.iter().flat_map(Table::keys).filter(|key| *key != "rope") {
             problems.unless(false, &format!("model.{key}"), "set", "leave it out: only model.rope can change between stages");
