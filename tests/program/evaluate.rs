@@ -42,6 +42,6 @@ fn more_attempts_than_are_made_are_refused_with_the_rule() {
     let output = run(&[&SMALL[..], &["--samples", "4", "--k", "1,8"]].concat());
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("evaluate.k holds 8") && said.contains("evaluate.samples = 4"), "{said}");
+    assert!(said.contains("evaluate.k is 8") && said.contains("evaluate.samples = 4"), "{said}");
     assert_eq!(run(&[&SMALL[..], &["--k", "0"]].concat()).status.code(), Some(2));
 }
