@@ -30,6 +30,9 @@ pub use workbench::{Action, Workbench};
 
 use crate::algorithm::{Problems, SettingErrors};
 
+/// Episodes that one rollout or one evaluation may ask for. No machine has room for more: a run file that asks is mistaken.
+pub const MOST_EPISODES: usize = 1 << 24;
+
 /// Tools, how they are called and what the agent is told of their results. Only the quick start's exists so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

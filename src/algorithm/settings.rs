@@ -1,7 +1,7 @@
 //! What is wrong with settings: every room of a settings struct is looked at, and all that is wrong is listed at once.
 
 /// A setting outside its range, or one that contradicts another.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {found}: {remedy}")]
 pub struct SettingError {
     /// Name of the field within its settings, with dots where settings hold settings.
@@ -11,7 +11,7 @@ pub struct SettingError {
 }
 
 /// All that is wrong with some settings, one line each. Never empty.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.lines())]
 pub struct SettingErrors(pub Vec<SettingError>);
 
@@ -54,8 +54,15 @@ impl Problems {
         }
     }
 
+    /// What was noted, each once: what several stages have in common is wrong in all of them.
     pub fn finish(self) -> Result<(), SettingErrors> {
-        if self.0.is_empty() { Ok(()) } else { Err(SettingErrors(self.0)) }
+        let mut distinct: Vec<SettingError> = Vec::new();
+        for problem in self.0 {
+            if !distinct.contains(&problem) {
+                distinct.push(problem);
+            }
+        }
+        if distinct.is_empty() { Ok(()) } else { Err(SettingErrors(distinct)) }
     }
 }
 
@@ -69,6 +76,7 @@ mod tests {
         inner.unless(false, "ddof", 2, "give 0 or 1");
         inner.unless(true, "epsilon", 0.0, "never seen");
         let mut outer = Problems::default();
+        outer.unless(false, "group_size", 1, "give at least 2");
         outer.unless(false, "group_size", 1, "give at least 2");
         outer.within("advantage", inner.finish());
         let errors = outer.finish().unwrap_err().within("rl");

@@ -89,10 +89,10 @@ impl Node {
     /// One line that names what is missing, or the rule that the ranks break.
     pub fn find(arguments: &LaunchArguments, run_file: &RunFile, choice: DeviceChoice) -> Result<Option<Node>, CliError> {
         let variables = variables();
-        if !arguments.any_given() && !variables.contains_key("LEARNER_NODES") {
-            return Ok(None);
-        }
         let settings = &run_file.parallel;
+        if !arguments.any_given() && !variables.contains_key("LEARNER_NODES") {
+            return settings.mesh(1, 1, 1).map(|_| None).map_err(CliError::Refused);
+        }
         let launch = arguments.describe(settings.port, &variables)?;
         let devices = devices(&launch, choice)?;
         let nodes = launch.nodes.value;

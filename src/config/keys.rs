@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use toml::Value;
 
 use super::shape::{Field, Shape};
-use super::text::{join, written as toml_text};
+use super::text::{element_name, join, written as toml_text};
 use super::{RunFile, StageTable};
 
 /// The page that explains every key.
@@ -89,8 +89,9 @@ fn written(value: Option<&Value>, field: &Field) -> Result<String, &'static str>
     match value {
         Some(Value::Table(_)) if !matches!(field.shape, Shape::Free(_)) => Err(""),
         Some(value) => Ok(toml_text(value)),
-        None if field.optional => Err("absent"),
-        None => Err("required"),
+        // A list that is only written where it holds something.
+        None if matches!(field.shape, Shape::List(_)) => Ok("[]".into()),
+        None => Err("absent"),
     }
 }
 
@@ -120,6 +121,61 @@ fn within_absent_table(defaults: &Value, path: &str, key: &str, field: &Field) -
         None => value.get(part),
     });
     written(table.and_then(|table| table.get(key)), field)
+}
+
+/// A key without a default, in a table that lacks it.
+pub struct Lacking {
+    /// Its whole name.
+    pub name: String,
+    pub field: &'static Field,
+    /// The table, or the list of tables, that means nothing without it.
+    pub part: String,
+}
+
+static REQUIRED: LazyLock<Vec<Key>> =
+    LazyLock::new(|| keys().into_iter().filter(|key| key.default() == Err("required")).collect());
+
+/// Takes out of a run file what is incomplete, and says what it lacks.
+pub fn take_incomplete(run_file: &mut Value) -> Vec<Lacking> {
+    let mut found: Vec<Lacking> = Vec::new();
+    for key in REQUIRED.iter() {
+        let Some((path, last)) = key.name.rsplit_once('.') else { continue };
+        let part = path.split("[]").next().unwrap_or(path);
+        let mut note = |table: &str| found.push(Lacking { name: join(table, last), field: key.field, part: part.to_owned() });
+        let parts: Vec<&str> = path.split('.').collect();
+        tables_without(run_file, "", &parts, last, &mut note);
+    }
+    found.iter().for_each(|lacking| remove(run_file, &lacking.part));
+    found
+}
+
+fn remove(value: &mut Value, path: &str) {
+    let (first, rest) = path.split_once('.').unwrap_or((path, ""));
+    let Value::Table(table) = value else { return };
+    match table.get_mut(first) {
+        Some(inner) if !rest.is_empty() => remove(inner, rest),
+        _ => drop(table.remove(first)),
+    }
+}
+
+/// Calls `note` with the whole name of every table at `path` that has no key `last`.
+fn tables_without(value: &Value, prefix: &str, path: &[&str], last: &str, note: &mut dyn FnMut(&str)) {
+    let Some((first, rest)) = path.split_first() else {
+        if value.get(last).is_none() {
+            note(prefix);
+        }
+        return;
+    };
+    let (key, listed) = first.strip_suffix("[]").map_or((*first, false), |key| (key, true));
+    let Some(inner) = value.get(key) else { return };
+    let name = join(prefix, key);
+    if !listed {
+        return tables_without(inner, &name, rest, last, note);
+    }
+    for (index, element) in inner.as_array().into_iter().flatten().enumerate() {
+        let own_name = element.get("name").and_then(Value::as_str);
+        tables_without(element, &element_name(&name, index, own_name), rest, last, note);
+    }
 }
 
 /// The key that was probably meant by `name`, whose table is known to hold `siblings`.

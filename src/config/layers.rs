@@ -7,7 +7,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::RunFile;
-use super::keys::{ROOT, STAGE, nearest};
+use super::keys::{Lacking, ROOT, STAGE, nearest, take_incomplete};
 use super::recipes::{RECIPES, recipe};
 use super::scale::{self, Change};
 use super::shape::{Field, Shape};
@@ -68,7 +68,7 @@ impl Layers {
 
     /// `key.with.dots=value`, the value in TOML or, where it is none, plain text.
     pub fn set(&mut self, assignment: &str) {
-        let origin = format!("--set {assignment}");
+        let origin = format!("--set {}", assignment.replace(char::is_control, " "));
         let Some((key, value)) = assignment.split_once('=').map(|(key, value)| (key.trim(), value.trim())) else {
             return self.unread(format!("{origin}: write key=value, for example --set rl.steps=32"));
         };
@@ -95,7 +95,9 @@ impl Layers {
         for (name, keys) in named {
             let names = stages.iter().map(name_of).collect::<Vec<_>>().join(", ");
             let Some(Value::Table(stage)) = stages.iter_mut().find(|stage| name_of(stage) == *name) else {
-                return Err(format!("no stage is called {name}; there are {names}"));
+                let there =
+                    if names.is_empty() { "the run file lists no [[stages]]".into() } else { format!("there are {names}") };
+                return Err(format!("no stage is called {name}; {there}"));
             };
             let Value::Table(keys) = keys else { return Err(format!("give a key of stage {name}, such as rl.steps")) };
             merge(stage, keys.clone(), &STAGE);
@@ -151,13 +153,21 @@ impl Layers {
     }
 
     fn resolve(&mut self) -> Option<RunFile> {
-        let run_file: RunFile = match std::mem::take(&mut self.merged).try_into() {
+        let mut merged = Value::Table(std::mem::take(&mut self.merged));
+        // The rest is looked at without what is incomplete.
+        for Lacking { name, field, part } in take_incomplete(&mut merged) {
+            if self.places.contains_key(&name) {
+                continue; // it was given and refused
+            }
+            let table = name.rsplit_once('.').map_or("", |(table, _)| table);
+            let place =
+                self.places.get(table).or_else(|| self.places.get(&part)).map_or(String::new(), |place| format!(" ({place})"));
+            self.problems.push(format!("{name} is absent: set it, {}{place}", field.describe()));
+        }
+        let run_file: RunFile = match merged.try_into() {
             Ok(run_file) => run_file,
             Err(error) => {
-                // What was refused is not among the layers, so that it may be missing only for that.
-                if self.problems.is_empty() {
-                    self.problems.push(one_line(&error));
-                }
+                self.problems.push(one_line(&error));
                 return None;
             }
         };
@@ -251,6 +261,10 @@ impl Reading<'_> {
                     self.value(&element_name(name, index, own_name.as_deref()), value, of)
                 };
                 Some(Value::Array(values.into_iter().enumerate().filter_map(element).collect()))
+            }
+            (Value::Table(table), Shape::Free(of)) => {
+                let pair = |(key, value)| Some((String::clone(&key), self.value(&join(name, &key), value, of)?));
+                Some(Value::Table(table.into_iter().filter_map(pair).collect()))
             }
             (value, _) => Some(value),
         }
@@ -401,6 +415,71 @@ mod tests {
         let lines = lines(layers);
         assert_eq!(lines.len(), 4, "{lines:?}");
         assert!(lines[0].contains("quickstart") && lines[1].contains("key=value") && lines[2].contains("key=value"));
+    }
+
+    #[test]
+    fn what_a_table_lacks_is_named_beside_what_is_wrong_elsewhere() {
+        let mut layers = Layers::from_recipe("quickstart");
+        for given in [
+            "rl.reward.step_penalty.weight=1",
+            "rl.loss.correction.rejections=[{statistic='k1'}]",
+            "rl.group_size=1",
+            "rollout.environment={A=3, B='b'}",
+            "stages=[{kind='rl'}, {name='b'}]",
+        ] {
+            layers.set(given);
+        }
+        let found = lines(layers);
+        for (start, origin) in [
+            ("rollout.environment.A in", "rollout.environment={"),
+            ("rl.reward.step_penalty.free_turns is absent: set it, whole number (--set rl.reward", "step_penalty.weight=1)"),
+            ("rl.reward.step_penalty.turn_limit is absent: ", "step_penalty.weight=1)"),
+            ("rl.loss.correction.rejections[0].over is absent: set it, \"token\" or ", "rejections=["),
+            ("rl.loss.correction.rejections[0].upper is absent: ", "rejections=["),
+            ("stages[0].name is absent: set it, text", "stages=["),
+            ("stages.b.kind is absent: ", "stages=["),
+            ("rl.group_size is 1: ", "--set rl.group_size=1"),
+        ] {
+            let about = found.iter().filter(|line| line.starts_with(start) && line.contains(origin)).count();
+            assert_eq!(about, 1, "{start}: {found:?}");
+        }
+        assert_eq!(found.len(), 8, "{found:?}");
+    }
+
+    #[test]
+    fn numbers_that_no_machine_has_are_refused() {
+        for given in [
+            "rl.group_size=9223372036854775807",
+            "rl.tasks_per_step=9223372036854775807",
+            "rl.dynamic_sampling.tasks_per_batch=9223372036854775807",
+            "rl.sequences_per_update=9223372036854775807",
+            "rft.candidates=9223372036854775807",
+            "rft.attempts_per_task=9223372036854775807",
+            "evaluate.samples=9223372036854775807",
+            "evaluate.tasks=9223372036854775807",
+            "run.threads=9223372036854775807",
+            "sandbox.limits.memory_bytes=9223372036854775807",
+            "model.rope.factor=nan",
+            "run.name=\"two\\nlines\"",
+        ] {
+            let mut layers = Layers::from_recipe("quickstart");
+            layers.set(given);
+            let found = lines(layers);
+            assert!(!found.is_empty() && found.iter().all(|line| !line.contains('\n')), "{given}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn one_cause_is_said_once() {
+        let mut layers = Layers::from_recipe("quickstart");
+        layers.set("model.rope={rope_type='yarn', factor=2, original_max_position_embeddings=100}");
+        assert_eq!(lines(layers).len(), 1, "all usual stages have it in common");
+        let mut layers = Layers::from_recipe("quickstart");
+        layers.set("stages.rl.rl.steps=3");
+        assert!(lines(layers)[0].ends_with("no stage is called rl; the run file lists no [[stages]]"));
+        let mut layers = Layers::from_recipe("quickstart");
+        layers.set("rl.stepps=3\nrl.steps=4");
+        assert!(!lines(layers)[0].contains('\n'));
     }
 
     #[test]

@@ -32,10 +32,9 @@ pub use missing::{Missing, TaskFormat};
 pub use scale::Change;
 pub use stages::{Kind, StageTable};
 
-use crate::algorithm::{Problems, SettingError, SettingErrors};
+use crate::algorithm::{Problems, SettingErrors};
 use crate::device::{DeviceChoice, GemmLibrary};
 use crate::model::RopeSettings;
-use crate::sandbox::SandboxError;
 use crate::train::{CheckpointSettings, StepSettings};
 use crate::{agent, engine, evaluate, grader, parallel, sandbox, stage};
 
@@ -67,6 +66,9 @@ pub struct RunFile {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageTable>,
 }
+
+/// More than any machine has cores.
+const MOST_THREADS: usize = 4096;
 
 /// The run as a whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -159,8 +161,15 @@ impl RunFile {
     fn check_sections(&self) -> Result<(), SettingErrors> {
         let mut problems = Problems::default();
         let name = &self.run.name;
-        let plain = !name.is_empty() && !name.contains(['/', '\\', '\0']) && !name.starts_with('.');
+        let plain = !name.is_empty() && !name.contains(['/', '\\']) && !name.contains(char::is_control) && !name.starts_with('.');
         problems.unless(plain, "run.name", format!("{name:?}"), "give a plain folder name");
+        let threads = self.run.threads;
+        problems.unless(
+            threads <= MOST_THREADS,
+            "run.threads",
+            threads,
+            &format!("give at most {MOST_THREADS}, or 0 for all cores"),
+        );
         if let Err(problem) = self.device() {
             problems.unless(false, "run.device", format!("{:?}", self.run.device), &problem);
         }
@@ -180,25 +189,11 @@ impl RunFile {
         problems.within("parallel", self.parallel.check());
         problems.within("evaluate", self.evaluate.check());
         problems.within("checkpoint", self.checkpoint.check());
-        problems.within("sandbox", self.check_sandbox());
+        problems.within("sandbox.limits", self.sandbox.limits.check());
         if let Some(rope) = &self.model.rope {
             problems.within("model.rope", rope.check());
         }
         problems.finish()
-    }
-
-    fn check_sandbox(&self) -> Result<(), SettingErrors> {
-        match self.sandbox.limits.check() {
-            Err(SandboxError::Settings { field, found, remedy }) => {
-                Err(SettingErrors(vec![SettingError { field, found, remedy }]))
-            }
-            Err(error) => Err(SettingErrors(vec![SettingError {
-                field: "limits".into(),
-                found: "refused".into(),
-                remedy: error.to_string(),
-            }])),
-            Ok(()) => Ok(()),
-        }
     }
 
     /// What a stage that overrides nothing needs of it.

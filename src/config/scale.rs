@@ -34,6 +34,8 @@ const TOKENS: f64 = 512.0;
 const ATTEMPTS: f64 = 160.0;
 /// Optimizer steps on one rollout at most.
 const MOST_UPDATES: f64 = 8.0;
+/// Attempts at each task of an evaluation.
+const SAMPLES: f64 = 10.0;
 /// Steps of reinforcement learning, all stages of a run together.
 const STEPS: f64 = 30.0;
 /// A learning rate of reinforcement learning is multiplied by this and divided by the root of the updates that a rollout is cut into:
@@ -187,8 +189,12 @@ fn scale_scope(
     map("rft.tasks", RFT_RULE, &|_| 120.0);
     map("rft.batch_sequences", RFT_RULE, &|_| 8.0);
     map("evaluate.tasks", EVALUATE_RULE, &|_| 60.0);
-    map("evaluate.samples", EVALUATE_RULE, &|_| 10.0);
+    map("evaluate.samples", EVALUATE_RULE, &|_| SAMPLES);
     map("evaluate.every", EVALUATE_RULE, &|_| 0.0);
+    if let Some(Value::Array(numbers)) = at_mut(table, "evaluate.k") {
+        numbers.iter_mut().for_each(|k| *k = like(k, number(k).unwrap_or(1.0).min(SAMPLES)));
+        rules.push((join(prefix, "evaluate.k"), EVALUATE_RULE));
+    }
 }
 
 /// Model, tasks, scaffold and machine.

@@ -1,10 +1,10 @@
 //! `[[stages]]`: each table names a stage, says its kind, and overrides single keys of the run file for it.
 
 use serde::{Deserialize, Serialize};
-use toml::Table;
+use toml::{Table, Value};
 
 use super::RunFile;
-use super::keys::ROOT;
+use super::keys::{Lacking, ROOT, take_incomplete};
 use super::layers::{merge, one_line};
 use crate::algorithm::{Problems, SettingError, SettingErrors};
 use crate::model::RopeSettings;
@@ -82,8 +82,6 @@ impl RunFile {
                         Err(errors) => problems.within(&format!("stages.{}", table.name), Err(errors)),
                     }
                 }
-                problems.finish()?;
-                problems = Problems::default();
                 stages
             }
         };
@@ -107,6 +105,7 @@ impl RunFile {
                 "reinforcement learning needs attempts that differ: set it above 0, or rl.steps = 0",
             );
         }
+        // A list with gaps is in no order.
         problems.finish()?;
         Stage::in_order(stages)
     }
@@ -120,15 +119,19 @@ impl RunFile {
                 remedy: "correct what the stage overrides".into(),
             }])
         };
-        let mut problems = Problems::default();
         let mut merged =
             Table::try_from(RunFile { stages: Vec::new(), ..self.clone() }).map_err(|error| broken(error.to_string()))?;
+        let mut problems = Problems::default();
         for (section, layer) in table.overrides() {
             let mut layer = layer.clone();
             if section == "model" {
                 layer.retain(|key, _| key == "rope");
             }
             merge(&mut merged, Table::from_iter([(section.to_owned(), layer.into())]), &ROOT);
+        }
+        let mut merged = Value::Table(merged);
+        for Lacking { name, field, .. } in take_incomplete(&mut merged) {
+            problems.unless(false, &name, "absent", &format!("set it, {}", field.describe()));
         }
         for key in table.model.iter().flat_map(Table::keys).filter(|key| *key != "rope") {
             problems.unless(false, &format!("model.{key}"), "set", "leave it out: only model.rope can change between stages");
@@ -232,6 +235,10 @@ mod tests {
             ("name = \"a\"\nkind = \"rl\"\nrl.group_size = 1", "stages.a.rl.group_size is 1"),
             ("name = \"a\"\nkind = \"rl\"\nfrom = \"b\"", "stages.a.from"),
             ("name = \"a\"\nkind = \"rl\"\nengine.temperature = 0", "stages.a.engine.temperature"),
+            (
+                "name = \"a\"\nkind = \"rl\"\nrl.reward.step_penalty.turn_limit = 6",
+                "stages.a.rl.reward.step_penalty.free_turns is absent",
+            ),
             ("name = \"a\"\nkind = \"rl\"\nmodel.directory = \"x\"", "stages.a.model.directory"),
             ("name = \"a\"\nkind = \"rl\"\nmodel.rope = { rope_type = \"llama3\" }", "llama3"),
             (

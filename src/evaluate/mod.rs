@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::agent::{Rollout, RolloutError, Tally, Work};
+use crate::agent::{MOST_EPISODES, Rollout, RolloutError, Tally, Work};
 use crate::algorithm::{Problems, SettingErrors, mean_interval, mean_pass_at_k};
 use crate::engine::Engine;
 use crate::types::{Ending, Episode, Key, Purpose, Task};
@@ -41,6 +41,10 @@ impl Settings {
         let mut problems = Problems::default();
         for (name, value) in [("tasks", self.tasks), ("samples", self.samples), ("samples_between", self.samples_between)] {
             problems.unless(value > 0, name, value, "give at least 1");
+        }
+        for (name, samples) in [("samples", self.samples), ("samples_between", self.samples_between)] {
+            let remedy = format!("give less, or fewer tasks: an evaluation may have {MOST_EPISODES} attempts at most");
+            problems.unless(self.tasks.saturating_mul(samples) <= MOST_EPISODES, name, samples, &remedy);
         }
         let defined = self.k.iter().all(|&k| (1..=self.samples).contains(&k));
         let remedy = format!("give k from 1 to evaluate.samples = {}: pass@k is defined for no other", self.samples);

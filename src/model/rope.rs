@@ -69,13 +69,15 @@ impl RopeSettings {
     pub fn check(&self) -> Result<(), SettingErrors> {
         let mut problems = Problems::default();
         let above_zero = |value: f64| value > 0.0 && value.is_finite();
-        let possible = self.factor >= 1.0 && self.factor.is_finite();
-        problems.unless(
-            self.rope_type == RopeType::Default || possible,
-            "factor",
-            self.factor,
-            "give a finite number of at least 1",
-        );
+        match self.rope_type {
+            RopeType::Yarn => {
+                let possible = self.factor >= 1.0 && self.factor.is_finite();
+                problems.unless(possible, "factor", self.factor, "give a finite number of at least 1");
+            }
+            RopeType::Default => {
+                problems.unless(self.factor == 1.0, "factor", self.factor, "leave it out, or set rope_type = \"yarn\"");
+            }
+        }
         let empty = self.original_max_position_embeddings == Some(0);
         problems.unless(!empty, "original_max_position_embeddings", 0, "give at least 1");
         let (fast, slow) = (self.beta_fast, self.beta_slow);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::SandboxError;
+use crate::algorithm::{Problems, SettingErrors};
 
 const MEBIBYTE: u64 = 1 << 20;
 
@@ -49,8 +49,9 @@ impl Default for Limits {
 
 impl Limits {
     /// # Errors
-    /// Names the first limit that no program could run under.
-    pub fn check(&self) -> Result<(), SandboxError> {
+    /// All limits that no program could run under.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let mut problems = Problems::default();
         let positive = [
             ("wall_seconds", self.wall_seconds),
             ("cpu_seconds", self.cpu_seconds),
@@ -61,15 +62,9 @@ impl Limits {
             ("output_bytes", self.output_bytes as f64),
         ];
         for (field, value) in positive {
-            if !(value > 0.0 && value < 1e15) {
-                return Err(SandboxError::Settings {
-                    field: format!("limits.{field}"),
-                    found: format!("{value} is not a limit"),
-                    remedy: "give a number above 0".to_string(),
-                });
-            }
+            problems.unless(value > 0.0 && value < 1e15, field, value, "give a number above 0 and below 1e15");
         }
-        Ok(())
+        problems.finish()
     }
 
     /// Entries (files, directories) of the writable tree: one per 4 KiB, at least 1,024.

@@ -42,6 +42,8 @@ use runners::Runners;
 pub use session::{Change, Now, Session, SessionRequest};
 pub use snapshot::Snapshot;
 
+use crate::algorithm::SettingErrors;
+
 /// How strongly a run is kept from the machine and from other runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Tier {
@@ -127,6 +129,9 @@ pub enum SandboxError {
     Python(String),
     #[error("sandbox: {} cannot be a tree for runs: {found}; give a directory that can be read", path.display())]
     Tree { path: PathBuf, found: String },
+    /// Limits that no program could run under.
+    #[error("{}", one_line(.0))]
+    Limits(#[from] SettingErrors),
     #[error("sandbox.{field}: {found}; {remedy}")]
     Settings { field: String, found: String, remedy: String },
     #[error("sandbox: programs can be contained on Linux only; run this on Linux (a container or a virtual machine will do)")]
@@ -134,6 +139,10 @@ pub enum SandboxError {
     /// Something of ours broke.
     #[error("sandbox: {0}")]
     Broken(String),
+}
+
+fn one_line(SettingErrors(errors): &SettingErrors) -> String {
+    errors.iter().map(|error| format!("sandbox.limits.{error}")).collect::<Vec<_>>().join("; ")
 }
 
 /// A place to run programs in. Cheap to clone; runs may be started from any number of threads.
@@ -147,7 +156,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// [`SandboxError::Unavailable`] when no tier at or above `settings.minimum_tier` (or not the one of `settings.tier`)
-    /// works, naming the mechanism that was refused; [`SandboxError::Settings`] for a limit of zero.
+    /// works, naming the mechanism that was refused; [`SandboxError::Limits`] for a limit of zero.
     pub fn start(settings: &Settings) -> Result<Sandbox, SandboxError> {
         settings.limits.check()?;
         Ok(Sandbox { runners: Arc::new(Runners::start(settings)?) })
@@ -183,7 +192,7 @@ impl Sandbox {
     /// Starts a session: a tree over which many commands will run.
     ///
     /// # Errors
-    /// [`SandboxError::Broken`] when the tree cannot be set up, [`SandboxError::Settings`] for a limit of zero.
+    /// [`SandboxError::Broken`] when the tree cannot be set up, [`SandboxError::Limits`] for a limit of zero.
     pub fn session(&self, request: &SessionRequest) -> Result<Session, SandboxError> {
         self.runners.session(request).map(Session::new)
     }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::{Run, RunError};
+use crate::agent::MOST_EPISODES;
 use crate::algorithm::{Decay, Problems, ScheduleSettings, SettingErrors, learning_rate};
 use crate::device::Device;
 use crate::train::optimizer::AdamWSettings;
@@ -83,7 +84,11 @@ impl RftSettings {
         let mut problems = Problems::default();
         problems.unless(self.batch_sequences > 0, "batch_sequences", self.batch_sequences, "give at least 1");
         problems.unless(self.attempts_per_task > 0, "attempts_per_task", self.attempts_per_task, "give at least 1");
+        for (name, episodes) in [("candidates", self.candidates), ("attempts_per_task", self.attempts_per_task)] {
+            problems.unless(episodes <= MOST_EPISODES, name, episodes, &format!("give at most {MOST_EPISODES}"));
+        }
         problems.within("schedule", self.schedule.check());
+        problems.within("optimizer", self.optimizer.check());
         problems.finish()
     }
 
@@ -111,7 +116,7 @@ impl<D: Device> Run<'_, D> {
         }
         let kept = self.collected()?;
         let per_pass = kept.len().div_ceil(settings.batch_sequences);
-        let total = if settings.steps > 0 { settings.steps } else { settings.passes * per_pass };
+        let total = if settings.steps > 0 { settings.steps } else { settings.passes.saturating_mul(per_pass) };
         let started = Instant::now();
         let before = self.learner.state.step;
         let phase = self.context.progress.phase("fine-tune", Some((total - before.min(total)) as u64));

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::algorithm::{Problems, SettingErrors};
 use crate::collectives::CollectiveError;
 use crate::device::{AdamWStep, CpuDevice, Device, Role};
 use crate::model::Piece;
@@ -26,6 +27,23 @@ pub struct AdamWSettings {
 impl Default for AdamWSettings {
     fn default() -> Self {
         AdamWSettings { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.0 }
+    }
+}
+
+impl AdamWSettings {
+    /// # Errors
+    /// All that makes no sense.
+    pub fn check(&self) -> Result<(), SettingErrors> {
+        let AdamWSettings { beta1, beta2, epsilon, weight_decay } = *self;
+        let mut problems = Problems::default();
+        for (name, beta) in [("beta1", beta1), ("beta2", beta2)] {
+            problems.unless((0.0..1.0).contains(&beta), name, beta, "give at least 0 and less than 1");
+        }
+        // Where a gradient is 0 the root is too.
+        problems.unless(epsilon > 0.0 && epsilon.is_finite(), "epsilon", epsilon, "give a finite number above 0");
+        let possible = weight_decay >= 0.0 && weight_decay.is_finite();
+        problems.unless(possible, "weight_decay", weight_decay, "give a finite number of at least 0");
+        problems.finish()
     }
 }
 

@@ -61,6 +61,9 @@ fn published_values_are_those_of_the_publications() {
                 ("rl.optimizer.weight_decay", "0.01"),
                 ("rl.schedule.peak", "1e-6"),
                 ("step.skip_norm", "100000.0"),
+                ("evaluate.samples", "16"),
+                ("evaluate.k", "[16]"),
+                ("sandbox.limits.memory_bytes", "1073741824"),
             ][..],
         ),
         (
@@ -76,6 +79,8 @@ fn published_values_are_those_of_the_publications() {
                 ("rl.loss.clip.epsilon_high", "0.3"),
                 ("rl.filter.drop_zero_advantage", "true"),
                 ("rl.optimizer.beta2", "0.999"),
+                ("evaluate.samples", "10"),
+                ("sandbox.limits.memory_bytes", "2147483648"),
                 ("rl.optimizer.weight_decay", "0.1"),
             ],
         ),

@@ -31,5 +31,7 @@ fn prints_one_object() {
 fn refuses_limits_that_are_none() {
     let output = learner(&["--cpu-seconds", "0", "--", "true"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).starts_with("learner: sandbox.limits.cpu_seconds: 0 is not a limit"));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).starts_with("learner: sandbox.limits.cpu_seconds is 0: give a number above 0")
+    );
 }

@@ -311,7 +311,7 @@ fn why(result: &RunResult) -> String {
 
 /// File names must stay in the working directory, limits must be such.
 fn check(files: &Workspace, limits: &Limits) -> Result<(), String> {
-    limits.check().map_err(|error| error.to_string())?;
+    limits.check().map_err(|errors| SandboxError::from(errors).to_string())?;
     for name in files.keys() {
         let path = Path::new(name);
         let plain = path.components().all(|component| matches!(component, Component::Normal(_)));

@@ -122,6 +122,11 @@ pub struct Sampler {
     /// Importance weights; raw ratios where none are applied.
     weight_mean: f64,
     weight_max: f64,
+    /// Mean of raw ratios, of tokens or of sequences as the weight's level says.
+    weight_ratio_mean: f64,
+    /// Share of raw ratios beyond the weight's upper and lower bound.
+    weight_above: f64,
+    weight_below: f64,
     effective_sample_size: f64,
     rejected_share: f64,
 }
@@ -212,6 +217,9 @@ impl Line {
                 perplexity_recomputed: mismatch.recomputed_perplexity(),
                 weight_mean: metrics.weights.mean(),
                 weight_max: metrics.weights.max,
+                weight_ratio_mean: metrics.weights.ratio_mean(),
+                weight_above: metrics.weights.fraction_above(),
+                weight_below: metrics.weights.fraction_below(),
                 effective_sample_size: metrics.weights.effective_sample_size(),
                 rejected_share: metrics.rejected as f64 / (metrics.tokens_trained + metrics.rejected).max(1) as f64,
             },

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::agent;
+use crate::agent::{self, MOST_EPISODES};
 use crate::algorithm::{
     AdvantageSettings, Decay, DynamicSamplingSettings, FilterSettings, GroupFilter, LossSettings, Problems, RewardSettings,
     ScheduleSettings, SettingErrors, Singleton,
@@ -84,6 +84,13 @@ impl RlSettings {
         let remedy = "give at least 2, a lone attempt has nothing to compare with (1 only with advantage.singleton = \"reward\" \
                       and filter.groups = \"off\")";
         problems.unless(self.group_size > usize::from(!raw_rewards), "group_size", self.group_size, remedy);
+        let attempts = |tasks: usize| tasks.saturating_mul(self.group_size);
+        let remedy = format!("give less, or fewer tasks: a rollout may have {MOST_EPISODES} attempts at most");
+        let batch = self.tasks_per_batch().max(self.tasks_per_step);
+        problems.unless(attempts(batch) <= MOST_EPISODES, "group_size", self.group_size, &remedy);
+        let (all, update) = (attempts(self.tasks_per_step), self.sequences_per_update);
+        let remedy = format!("give at most tasks_per_step x group_size = {all}, or 0 for all in one update");
+        problems.unless(update <= all, "sequences_per_update", update, &remedy);
         problems.unless(self.steps_ahead <= 1, "steps_ahead", self.steps_ahead, "give 0 or 1");
         let remedy = format!("give at least steps_ahead = {}, or every attempt is too old to train on", self.steps_ahead);
         problems.unless(self.most_lag >= self.steps_ahead, "most_lag", self.most_lag, &remedy);
@@ -98,6 +105,7 @@ impl RlSettings {
         }
         problems.within("loss", self.loss.check());
         problems.within("schedule", self.schedule.check());
+        problems.within("optimizer", self.optimizer.check());
         problems.finish()
     }
 
@@ -183,6 +191,15 @@ mod tests {
         let lone = "group_size = 1\nadvantage = { singleton = \"reward\" }\nfilter = { groups = \"off\" }";
         assert_eq!(toml::from_str::<RlSettings>(lone).unwrap().check(), Ok(()));
         assert_eq!(fields(RlSettings { steps_ahead: 1, most_lag: 0, ..RlSettings::default() }.check()), ["most_lag"]);
+        let too_many = RlSettings { tasks_per_step: usize::MAX, sequences_per_update: usize::MAX, ..RlSettings::default() };
+        assert_eq!(fields(too_many.check()), ["group_size"]);
+        let updates = |sequences_per_update| fields(RlSettings { sequences_per_update, ..RlSettings::default() }.check());
+        assert_eq!((updates(24 * 8), updates(24 * 8 + 1)), (vec![], vec!["sequences_per_update".to_owned()]));
+        let optimizer = "optimizer = { beta1 = 1, beta2 = nan, epsilon = 0, weight_decay = inf }";
+        assert_eq!(
+            fields(toml::from_str::<RlSettings>(optimizer).unwrap().check()),
+            ["optimizer.beta1", "optimizer.beta2", "optimizer.epsilon", "optimizer.weight_decay"]
+        );
         assert!(toml::from_str::<RlSettings>("clip = {}").is_err(), "it is loss.clip");
     }
 
