@@ -45,7 +45,7 @@ impl Processes {
                 let keeper = keeper.as_raw_nonzero().get();
                 let mut pids = descendants(keeper);
                 pids.push(keeper);
-                match rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+                match rustix::fs::open("/proc", FOLDER, Mode::empty()) {
                     Ok(proc) => add_up(proc.as_fd(), keeper, &pids, most),
                     Err(_) => Usage::default(),
                 }
@@ -91,18 +91,17 @@ fn add_up(proc: BorrowedFd<'_>, keeper: i32, pids: &[i32], most: Most) -> Usage 
         }
         usage.cpu_seconds += stat.own_cpu_seconds;
         usage.tasks += stat.threads.max(1);
-        let Some(size) = read_at(proc, &format!("{pid}/statm"), &mut text).and_then(Size::parse) else { continue };
+        let Some((place, size)) = memory_of(proc, pid, stat.threads) else { continue };
         usage.bytes += size.private();
         resident += size.resident;
         out_of_sight += size.out_of_sight();
-        sizes.push((pid, size));
+        sizes.push((place, size));
     }
     if usage.tasks > most.tasks {
         return usage;
     }
     if resident > most.bytes {
-        let anonymous = |&(pid, size): &(i32, Size)| anonymous_bytes(proc, pid).unwrap_or(size.resident);
-        usage.bytes = sizes.iter().map(anonymous).sum();
+        usage.bytes = sizes.iter().map(|(place, size)| anonymous_bytes(proc, place, size)).sum();
     }
     if resident.max(out_of_sight) > most.bytes {
         usage.bytes += out_of_sight_bytes(proc, &sizes);
@@ -142,22 +141,41 @@ impl Size {
     }
 }
 
-/// Anonymous pages of a process, those shared with others in part.
-fn anonymous_bytes(proc: BorrowedFd<'_>, pid: i32) -> Option<u64> {
+const FOLDER: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
+
+/// Where the memory of a process is told, and its sizes; `None` if it has ended. A main thread that has ended before the others
+/// has none to show, and then one of those does.
+fn memory_of(proc: BorrowedFd<'_>, pid: i32, threads: u64) -> Option<(String, Size)> {
     let mut text = Vec::new();
-    kibibytes(read_at(proc, &format!("{pid}/smaps_rollup"), &mut text)?, "Pss_Anon:")
+    let mut sized = |place: String| {
+        let size = read_at(proc, &format!("{place}/statm"), &mut text).and_then(Size::parse)?;
+        (size.total > 0).then_some((place, size))
+    };
+    sized(pid.to_string()).or_else(|| {
+        let others = (threads > 1).then(|| rustix::fs::openat(proc, format!("{pid}/task"), FOLDER, Mode::empty()).ok())??;
+        numbers_in(others).into_iter().find_map(|thread| sized(format!("{pid}/task/{thread}")))
+    })
+}
+
+/// Anonymous pages of a process, those shared with others in part. One that does not let itself be read counts with all it has.
+fn anonymous_bytes(proc: BorrowedFd<'_>, place: &str, size: &Size) -> u64 {
+    match read_whole(proc, &format!("{place}/smaps_rollup")) {
+        Ok(sums) => kibibytes(&sums, "Pss_Anon:").unwrap_or(size.resident),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => size.resident,
+        Err(_) => 0, // it has ended
+    }
 }
 
 /// Shared anonymous memory, which stays for as long as it is mapped somewhere, whether resident or not: each piece counts
 /// once, as large as it is mapped. And page tables. A process that does not let itself be read counts with all its addresses.
-fn out_of_sight_bytes(proc: BorrowedFd<'_>, sizes: &[(i32, Size)]) -> u64 {
+fn out_of_sight_bytes(proc: BorrowedFd<'_>, sizes: &[(String, Size)]) -> u64 {
     let mut pieces: BTreeMap<String, u64> = BTreeMap::new();
     let mut bytes = 0;
     let mut text = Vec::new();
-    for (pid, size) in sizes {
-        let tables = read_at(proc, &format!("{pid}/status"), &mut text).and_then(|status| kibibytes(status, "VmPTE:"));
+    for (place, size) in sizes {
+        let tables = read_at(proc, &format!("{place}/status"), &mut text).and_then(|status| kibibytes(status, "VmPTE:"));
         bytes += tables.unwrap_or(0);
-        match read_whole(proc, &format!("{pid}/maps")) {
+        match read_whole(proc, &format!("{place}/maps")) {
             Ok(maps) => {
                 for (piece, length) in maps.lines().filter_map(shared_piece) {
                     let known = pieces.entry(piece).or_default();
@@ -329,7 +347,7 @@ pub fn is_full(tree: impl AsFd) -> bool {
 /// Tasks that run under this process's user id, for process limits that count them all.
 pub fn tasks_of_this_user() -> u64 {
     let own = rustix::process::getuid().as_raw();
-    let Ok(proc) = rustix::fs::open("/proc", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) else { return 0 };
+    let Ok(proc) = rustix::fs::open("/proc", FOLDER, Mode::empty()) else { return 0 };
     let mut text = Vec::with_capacity(1024);
     let mut tasks = 0;
     for pid in numbers_in(&proc) {
