@@ -15,7 +15,7 @@ use crate::agent::{self, Rollout, Surroundings, Tally};
 use crate::config::RunFile;
 use crate::device::Device;
 use crate::engine::BuiltinEngine;
-use crate::evaluate::{self, Evaluation, HeldOut, Stream};
+use crate::evaluate::{self, Evaluation, HeldOut, Sampling, Stream};
 use crate::grader::Grader;
 use crate::parallel::Ranks;
 use crate::report::Reporter;
@@ -155,10 +155,11 @@ fn measure<D: Device>(device: D, run_file: &RunFile, pool: &[Task], output: &Out
     let mut engine = BuiltinEngine::new(&model, run_file.engine.clone(), text.format()?.stop_token(), vocabulary);
     let stream = Stream { seed: run_file.run.seed, stream: EVALUATE_COMMAND, version: 0 };
     let evaluate::Settings { samples, k, .. } = &run_file.evaluate;
+    let sampling = Sampling { samples: *samples, k, stream };
     let (evaluation, episodes) =
-        evaluate::evaluate(&rollout, &mut engine, &held_out, *samples, k, stream, &mut on_progress, &|| stop.raised()).map_err(
-            |error| if stop.raised() { CliError::Failed("stopped; nothing was kept".into()) } else { CliError::failed(error) },
-        )?;
+        evaluate::evaluate(&rollout, &mut engine, &held_out, sampling, &mut on_progress, &|| stop.raised()).map_err(|error| {
+            if stop.raised() { CliError::Failed("stopped; nothing was kept".into()) } else { CliError::failed(error) }
+        })?;
     phase.finish("");
     if evaluation.tasks == 0 {
         return Err(CliError::Failed("every episode was lost to infrastructure faults".into()));

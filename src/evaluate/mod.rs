@@ -129,7 +129,16 @@ pub struct Stream {
     pub version: u32,
 }
 
-/// Runs `samples` attempts at every held-out task and sums them up, with pass@k for each of `k`: on all ranks of `rollout`, alike.
+/// What an evaluation draws, and which pass@k it tells.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling<'a> {
+    /// Attempts at each task.
+    pub samples: usize,
+    pub k: &'a [usize],
+    pub stream: Stream,
+}
+
+/// Makes attempts at every held-out task and sums them up: on all ranks of `rollout`, alike.
 ///
 /// # Errors
 /// As [`Rollout::collect`]. If every episode was lost to infrastructure faults, `tasks` is 0 and the scores mean nothing.
@@ -137,14 +146,12 @@ pub fn evaluate(
     rollout: &Rollout,
     engine: &mut dyn Engine,
     held_out: &HeldOut,
-    samples: usize,
-    k: &[usize],
-    stream: Stream,
+    sampling: Sampling,
     on_progress: &mut dyn FnMut(Tally),
     stop: &dyn Fn() -> bool,
 ) -> Result<(Evaluation, Vec<Episode>), RolloutError> {
     let tasks: Vec<&Task> = held_out.main.iter().chain(&held_out.structure).copied().collect();
-    let Stream { seed, stream, version } = stream;
+    let Sampling { samples, k, stream: Stream { seed, stream, version } } = sampling;
     let work = Work { tasks: &tasks, samples, first_task: 0, seed, stream, step: 0, version };
     let episodes = rollout.collect(engine, &work, on_progress, stop)?;
     let (main, structure) = episodes.split_at(held_out.main.len() * samples);

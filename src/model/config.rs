@@ -228,6 +228,9 @@ fn shortest(value: f32) -> f64 {
 /// The fields not yet read; reading one removes it, so that what remains is what the model does not interpret.
 struct Fields(Map<String, Value>);
 
+/// How embeddings are scaled, and the field that says so.
+type NamedScaling = (&'static str, RopeSettings);
+
 impl Fields {
     fn size(&mut self, name: &str) -> Result<usize, String> {
         self.optional_size(name)?.ok_or_else(|| format!("{name} is missing"))
@@ -263,7 +266,7 @@ impl Fields {
 
     /// `rope_theta` at the top (older files) or under `rope_parameters` (newer ones), and how embeddings are scaled, with the name of
     /// the field that says so: `rope_parameters`, or `rope_scaling` in older files.
-    fn rope(&mut self) -> Result<(f64, Option<(&'static str, RopeSettings)>), String> {
+    fn rope(&mut self) -> Result<(f64, Option<NamedScaling>), String> {
         let mut theta = self.number("rope_theta")?;
         let mut rope = None;
         for name in ["rope_scaling", "rope_parameters"] {

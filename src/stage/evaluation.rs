@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Run, RunError, StageKind, builtin_engine, first_fault, rollout, show, stream};
 use crate::device::Device;
-use crate::evaluate::{self, Evaluation, HeldOut, Stream};
+use crate::evaluate::{self, Evaluation, HeldOut, Sampling, Stream};
 
 impl<D: Device> Run<'_, D> {
     /// The whole stage: all samples.
@@ -33,8 +33,9 @@ impl<D: Device> Run<'_, D> {
         let mut on_progress = show(&*phase, "pass");
         // Between steps there may be fewer samples.
         let k: Vec<usize> = context.settings.evaluate.k.iter().copied().filter(|&k| k <= samples).collect();
+        let sampling = Sampling { samples, k: &k, stream };
         let (evaluation, episodes) =
-            evaluate::evaluate(&rollout, &mut engine, &held_out, samples, &k, stream, &mut on_progress, context.stop)?;
+            evaluate::evaluate(&rollout, &mut engine, &held_out, sampling, &mut on_progress, context.stop)?;
         drop(on_progress);
         if evaluation.tasks == 0 {
             return Err(RunError::Failed(format!("evaluation {name}: every episode was lost: {}", first_fault(&episodes))));

@@ -98,8 +98,9 @@ impl Settings {
         }
         let (unhealthy, health) = (self.unhealthy_seconds, self.health_seconds);
         let remedy = format!("give at least twice rollout.health_seconds ({health})");
-        // A time that is no number has been named.
-        problems.unless(!(unhealthy < 2.0 * health), "unhealthy_seconds", unhealthy, &remedy);
+        // False of a time that is no number, which has been named.
+        let too_short = unhealthy < 2.0 * health;
+        problems.unless(!too_short, "unhealthy_seconds", unhealthy, &remedy);
         let remedy = format!("give at least {FEWEST_LOG_BYTES}");
         problems.unless(self.log_bytes >= FEWEST_LOG_BYTES, "log_bytes", self.log_bytes, &remedy);
         for name in self.environment.keys().filter(|name| name.is_empty() || name.contains(['=', '\0'])) {
