@@ -91,7 +91,12 @@ impl Node {
         let variables = variables();
         let settings = &run_file.parallel;
         if !arguments.any_given() && !variables.contains_key("LEARNER_NODES") {
-            return settings.mesh(1, 1, 1).map(|_| None).map_err(CliError::Refused);
+            return match settings.context {
+                0 | 1 => Ok(None),
+                degree => Err(CliError::Refused(format!(
+                    "parallel.context = {degree}: there is one rank; give --gpus-per-node or --nodes to have several"
+                ))),
+            };
         }
         let launch = arguments.describe(settings.port, &variables)?;
         let devices = devices(&launch, choice)?;

@@ -140,7 +140,7 @@ fn what_cannot_be_measured_is_refused() {
         (&["step", "--model", "Cargo.toml", "--context", "256"], &["--model Cargo.toml", "JSON"]),
         (
             &["step", "--model", "tiny", "--context", "256", "--context-parallel", "2"],
-            &["--context-parallel 2", "--gpus-per-node"],
+            &["parallel.context = 2", "--gpus-per-node"],
         ),
         (
             &["step", "--model", "tiny", "--context", "256", "--one-rank-tokens-per-second", "5"],

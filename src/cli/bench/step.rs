@@ -82,10 +82,6 @@ impl StepArguments {
             Some(_) if self.model.trace.is_some() => {
                 refused("--trace: only on one rank; operations that are waited for one by one hide no transfer")
             }
-            None if self.context_parallel != 1 => {
-                let problem = format!("--context-parallel {}: there is one rank", self.context_parallel);
-                refused(&format!("{problem}; give --gpus-per-node or --nodes to have several"))
-            }
             None if self.one_rank_tokens_per_second.is_some() => {
                 refused("--one-rank-tokens-per-second: there is one rank; give --gpus-per-node or --nodes to have several")
             }
