@@ -82,7 +82,7 @@ class Run:
 
 @dataclass
 class Study:
-    """Settings of a study. `study.json` keeps its base and the time that all starts of the study took together."""
+    """Settings of a study. Its directory keeps the base that all runs were made with, and in `study.json` the time they took."""
 
     learner: Path
     out: Path
@@ -92,23 +92,36 @@ class Study:
     started: float = field(default_factory=time.monotonic)
     earlier: tuple[float, float] = (0.0, 0.0)
 
+    @property
+    def base(self) -> Path:
+        return self.out / BASE.name
+
     def open(self) -> None:
-        """Makes the directory, or goes on in it, unless what it holds was made with other settings."""
+        """Makes the directory, or goes on in it if it was made with the same settings."""
         self.out.mkdir(parents=True, exist_ok=True)
         file = self.out / "study.json"
         if file.is_file():
             found = json.loads(file.read_text())
-            if (found["base"], found["smoke"]) != (BASE.read_text(), self.smoke):
+            if (self.base.read_text(), found["smoke"]) != (BASE.read_text(), self.smoke):
                 refuse(f"{self.out} holds runs of another {BASE.name}, or of another --smoke: give another --out, or remove it")
             self.earlier = (found["seconds"], found["processor_seconds"])
+        self.base.write_text(BASE.read_text())
         self.save()
 
     def save(self) -> None:
         seconds, processor_seconds = self.times()
-        content = {"base": BASE.read_text(), "smoke": self.smoke, "seconds": seconds, "processor_seconds": processor_seconds}
+        content = {"smoke": self.smoke, "seconds": seconds, "processor_seconds": processor_seconds}
         partial = self.out / "study.json.partial"
-        partial.write_text(json.dumps(content, indent=2) + "\n")
+        partial.write_text(json.dumps(content) + "\n")
         partial.replace(self.out / "study.json")
+
+    def check(self) -> None:
+        """Refuses the study if the learner refuses a variant, before anything runs."""
+        for change in filter(None, VARIANTS.values()):
+            command = [str(self.learner), "config", "check", "--config", str(self.base), "--set", change]
+            checked = subprocess.run(command, capture_output=True, text=True)
+            if checked.returncode != 0:
+                refuse(f"--set {change}: {checked.stderr.strip()}")
 
     def times(self) -> tuple[float, float]:
         """Seconds by the clock, and of the processor in runs that have ended, without the tests in their sandboxes."""
@@ -124,13 +137,11 @@ class Study:
     def variants(self) -> dict[str, list[Run]]:
         """The runs of every variant, by seed. They need the shared checkpoint."""
         checkpoint = max(done.parent for done in self.shared().directory.glob("checkpoints/step-*/DONE"))
-        names = SMOKE_VARIANTS if self.smoke else tuple(VARIANTS)
-        return {name: [self.variant(name, seed, checkpoint) for seed in range(self.seeds)] for name in names}
-
-    def variant(self, name: str, seed: int, checkpoint: Path) -> Run:
-        change = VARIANTS[name]
-        settings = [*([change] if change else []), *(SMOKE_RUN if self.smoke else ())]
-        return self.run(f"{name}, seed {seed}", ["--config", str(BASE), "--model", str(checkpoint), "--seed", str(seed)], settings)
+        start = ["--config", str(self.base), "--model", str(checkpoint), "--seed"]
+        names, small = (SMOKE_VARIANTS, SMOKE_RUN) if self.smoke else (tuple(VARIANTS), ())
+        changes = {name: [*filter(None, [VARIANTS[name]]), *small] for name in names}
+        seeds = range(self.seeds)
+        return {name: [self.run(f"{name}, seed {seed}", [*start, str(seed)], changes[name]) for seed in seeds] for name in names}
 
     def run(self, name: str, arguments: list[str], settings: Sequence[str]) -> Run:
         directory = self.out / name.replace(",", "").replace(" ", "-")
@@ -245,8 +256,10 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def interval(values: Sequence[float], places: int, sign: str = "") -> str:
-    """`mean [low, high]`, with `sign` "+" for differences."""
+    """`mean [low, high]`, with `sign` "+" for differences; the mean alone of a single value."""
     middle, half = mean(values), half_width(values)
+    if math.isnan(half):
+        return f"{middle:{sign}.{places}f}"
     return f"{middle:{sign}.{places}f} [{middle - half:{sign}.{places}f}, {middle + half:{sign}.{places}f}]"
 
 
@@ -324,6 +337,7 @@ def main() -> int:
     study = arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     study.open()
+    study.check()
     try:
         # Seed by seed, so that a study that was cut short has something to compare.
         complete = run_all(study, [study.shared()]) and run_all(study, [run for seed in zip(*study.variants().values()) for run in seed])
