@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Ablations: what four parts of the published recipes are worth on the quick start's tasks.
 
-From one fine-tuned checkpoint, reinforcement learning with all four on (ablations.toml) and variants with one of them off, each with
-several seeds. The table goes into docs/studies.md.
+From one fine-tuned checkpoint, reinforcement learning with all four on (ablations.toml), and variants with one of them off, with
+several seeds each. The tables go into docs/studies.md.
 
     python3 studies/ablations.py
 
@@ -155,7 +155,7 @@ def refuse(reason: str) -> NoReturn:
 
 
 def run_all(study: Study, runs: Sequence[Run]) -> bool:
-    """Runs what is not complete, `study.jobs` at a time; whether all are complete then. Interrupted, it has the runs save and stop."""
+    """Runs what is not complete, `study.jobs` at a time; whether all are complete then. Interrupted, it has them save and stop."""
     waiting = [run for run in runs if not run.complete]
     done, failed = len(runs) - len(waiting), 0
     running: dict[int, tuple[subprocess.Popen[bytes], Run, float]] = {}
@@ -187,7 +187,7 @@ def run_all(study: Study, runs: Sequence[Run]) -> bool:
 
 
 def start(learner: Path, run: Run) -> subprocess.Popen[bytes]:
-    """Starts a run out of reach of the terminal's Ctrl-C: it gets one signal, from us, for a second would end it before it has saved."""
+    """Starts a run out of reach of the terminal's Ctrl-C: it gets one signal, from us, as a second would end it unsaved."""
     with run.log.open("ab") as log:
         command = [str(learner), *run.arguments]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -202,11 +202,14 @@ class Measure:
     places: int
 
 
-def ran_out(run: Run) -> float:
-    """Share of held-out attempts that ended for want of turns, tokens or time."""
-    endings = run.evaluation()["endings"]
-    made = sum(endings.values()) - endings["infrastructure"]
-    return (endings["turn_limit"] + endings["token_limit"] + endings["timeout"]) / made
+def ended(*names: str) -> Callable[[Run], float]:
+    """Share of held-out attempts that ended so."""
+
+    def measure(run: Run) -> float:
+        endings = run.evaluation()["endings"]
+        return sum(endings[name] for name in names) / (sum(endings.values()) - endings["infrastructure"])
+
+    return measure
 
 
 def masked(run: Run) -> float:
@@ -228,7 +231,8 @@ def in_training(name: str, last: int = 0) -> Callable[[Run], float]:
 OUTCOMES = (
     Measure("pass@1", lambda run: run.evaluation()["pass_at_1"], 3),
     Measure("turns", lambda run: run.evaluation()["turns_mean"], 2),
-    Measure("ran out", ran_out, 3),
+    Measure("ran out", ended("turn_limit", "token_limit", "timeout"), 3),
+    Measure("bad call", ended("bad_call"), 3),
     Measure("entropy at the end", in_training("entropy", last=5), 3),
 )
 
@@ -288,8 +292,8 @@ def report(study: Study) -> str:
     before, (seconds, processor_seconds) = study.shared().evaluation(), study.times()
     return "\n\n".join((
         f"{study.seeds} seeds, {study.jobs} runs at a time on {machine()}: {seconds / 60:.0f} minutes by the clock and "
-        f"{processor_seconds / 60:.0f} of processor time, that of the tests in the sandboxes not counted. The checkpoint that all "
-        f"start from has pass@1 {before['pass_at_1']:.3f} in {before['turns_mean']:.2f} turns.",
+        f"{processor_seconds / 60:.0f} of processor time, tests in the sandboxes not counted. The checkpoint that all start from has "
+        f" pass@1 {before['pass_at_1']:.3f} in {before['turns_mean']:.2f} turns.",
         "Held-out tasks after training, mean over seeds and its 95 % interval:",
         table([measure.title for measure in OUTCOMES], outcomes),
         "Difference to the base, paired by seed, and its 95 % interval:",
@@ -321,7 +325,7 @@ def arguments() -> Study:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--learner", type=Path, default=ROOT / "target/release/learner", help="the program [%(default)s]")
     parser.add_argument("--out", type=Path, help="where the runs are kept [runs/ablations]")
-    parser.add_argument("--jobs", type=int, default=cores, help="runs at a time, of one thread each [as many as cores: %(default)s]")
+    parser.add_argument("--jobs", type=int, default=cores, help="runs at a time, of one thread each [cores: %(default)s]")
     parser.add_argument("--seeds", type=int, default=3, help=f"of each variant, 2 to {len(T_QUANTILES) + 1} [%(default)s]")
     parser.add_argument("--smoke", action="store_true", help="see in seconds whether the study runs; its tables stay in --out")
     given = parser.parse_args()
@@ -340,7 +344,9 @@ def main() -> int:
     study.check()
     try:
         # Seed by seed, so that a study that was cut short has something to compare.
-        complete = run_all(study, [study.shared()]) and run_all(study, [run for seed in zip(*study.variants().values()) for run in seed])
+        complete = run_all(study, [study.shared()])
+        if complete:
+            complete = run_all(study, [run for of_a_seed in zip(*study.variants().values()) for run in of_a_seed])
     except KeyboardInterrupt:
         print("ablations: stopped; the same command goes on", file=sys.stderr)
         return INTERRUPTED
