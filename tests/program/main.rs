@@ -15,3 +15,4 @@ mod refusals;
 mod resume;
 mod smoke;
 mod stages;
+mod studies;
