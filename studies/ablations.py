@@ -155,7 +155,7 @@ def refuse(reason: str) -> NoReturn:
 
 
 def run_all(study: Study, runs: Sequence[Run]) -> bool:
-    """Runs what is not complete, `study.jobs` at a time; whether all are complete then. Interrupted, it has them save and stop."""
+    """Runs what is not complete, `study.jobs` at a time; whether all are complete then. Interrupted, they save and stop."""
     waiting = [run for run in runs if not run.complete]
     done, failed = len(runs) - len(waiting), 0
     running: dict[int, tuple[subprocess.Popen[bytes], Run, float]] = {}
@@ -293,7 +293,7 @@ def report(study: Study) -> str:
     return "\n\n".join((
         f"{study.seeds} seeds, {study.jobs} runs at a time on {machine()}: {seconds / 60:.0f} minutes by the clock and "
         f"{processor_seconds / 60:.0f} of processor time, tests in the sandboxes not counted. The checkpoint that all start from has "
-        f" pass@1 {before['pass_at_1']:.3f} in {before['turns_mean']:.2f} turns.",
+        f"pass@1 {before['pass_at_1']:.3f} in {before['turns_mean']:.2f} turns.",
         "Held-out tasks after training, mean over seeds and its 95 % interval:",
         table([measure.title for measure in OUTCOMES], outcomes),
         "Difference to the base, paired by seed, and its 95 % interval:",
