@@ -44,7 +44,7 @@ VARIANTS: dict[str, str | None] = {
 # Whether the study runs, not what it finds.
 SMOKE_VARIANTS = ("base", "no length penalty")
 SMOKE_SHARED = ("rft.candidates=60", "rft.steps=10", "evaluate.tasks=2", "evaluate.samples=1", "evaluate.structure_tasks=0")
-SMOKE_RUN = ("rl.steps=1", "rl.tasks_per_step=2", "rl.group_size=4", "evaluate.tasks=2", "evaluate.samples=1")
+SMOKE_RUN = ("rl.steps=1", "rl.tasks_per_step=2", "rl.group_size=4", "rl.sequences_per_update=4", "evaluate.tasks=2", "evaluate.samples=1")
 
 # 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom, for two-sided intervals of 95 %.
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
