@@ -85,7 +85,10 @@ impl Watch {
                 changes.push(format!("{what}: {before} became {after}"));
             }
         };
-        compare("processes", format!("{:?}", self.before.processes), format!("{:?}", now.processes));
+        // One that had ended before may have been reaped since.
+        let mut before = self.before.processes.clone();
+        before.retain(|process| !process.ends_with('Z') || now.processes.contains(process));
+        compare("processes", format!("{before:?}"), format!("{:?}", now.processes));
         compare("mounts", self.before.mounts.clone(), now.mounts);
         compare("descriptors", format!("{:?}", self.before.descriptors), format!("{:?}", now.descriptors));
         compare("temporary files", format!("{:?}", self.before.temporary), format!("{:?}", now.temporary));
