@@ -37,10 +37,10 @@ const MOST_UPDATES: f64 = 8.0;
 /// Attempts at each task of an evaluation.
 const SAMPLES: f64 = 10.0;
 /// Steps of reinforcement learning, all stages of a run together.
-const STEPS: f64 = 36.0;
+const STEPS: f64 = 27.0;
 /// A learning rate of reinforcement learning is multiplied by this and divided by the root of the updates that a rollout is cut into:
-/// 1e-6 becomes 4e-4 with one, 1.4e-4 with eight.
-const RL_RATE: f64 = 400.0;
+/// 1e-6 becomes 4.5e-4 with one, 1.6e-4 with eight.
+const RL_RATE: f64 = 450.0;
 /// One of fine-tuning by this: 5e-6 becomes 1e-3.
 const RFT_RATE: f64 = 200.0;
 /// Scripted demonstrations that stand in for what a real model knows before the recipe begins.
@@ -56,16 +56,16 @@ const TURN_TOKENS_RULE: &str = "a call of the quick start's tools is short";
 const ROLLOUT_RULE: &str = "a step makes 160 attempts, in groups as large as the recipe's";
 const UPDATES_RULE: &str = "a rollout is cut into as many updates as the recipe's, at most 8";
 const BATCH_RULE: &str = "as many times the tasks of a step as in the recipe";
-const STEPS_RULE: &str = "36 steps in all, shared by the stages as in the recipe";
+const STEPS_RULE: &str = "27 steps in all, shared by the stages as in the recipe";
 const RL_RATE_RULE: &str =
-    "chosen: 400 times the recipe's, which would not move a model this small, over the root of the updates of a rollout";
+    "chosen: 450 times the recipe's, which would not move a model this small, over the root of the updates of a rollout";
 const RFT_RATE_RULE: &str = "chosen: 200 times the recipe's, which would not move a model this small";
 const RFT_RULE: &str = "200 tasks and batches of 8 give some 100 updates";
 const MODEL_RULE: &str = "the quick start's model, drawn at random";
 const TASKS_RULE: &str = "the built-in tasks";
 const SCAFFOLD_RULE: &str = "the quick start's scaffold";
 const MACHINE_RULE: &str = "one machine: no servers, no context parallelism, memory to spare, the program's own limits";
-const EVALUATE_RULE: &str = "between stages only, 10 attempts at each of 60 tasks";
+const EVALUATE_RULE: &str = "between stages only, 10 attempts at each of 50 tasks";
 const WARM_UP_RULE: &str = "stands in for pre-training: the drawn model learns the tools from scripted demonstrations";
 
 /// Sizes of the recipe that others are measured against.
@@ -189,7 +189,7 @@ fn scale_scope(
     map("rft.schedule.peak", RFT_RATE_RULE, &|rate| rate * RFT_RATE);
     map("rft.tasks", RFT_RULE, &|_| 200.0);
     map("rft.batch_sequences", RFT_RULE, &|_| 8.0);
-    map("evaluate.tasks", EVALUATE_RULE, &|_| 60.0);
+    map("evaluate.tasks", EVALUATE_RULE, &|_| 50.0);
     map("evaluate.samples", EVALUATE_RULE, &|_| SAMPLES);
     map("evaluate.every", EVALUATE_RULE, &|_| 0.0);
     if let Some(Value::Array(numbers)) = at_mut(table, "evaluate.k") {
