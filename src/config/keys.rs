@@ -6,6 +6,7 @@
 
 use std::sync::LazyLock;
 
+use strsim::osa_distance;
 use toml::Value;
 
 use super::shape::{Field, Shape};
@@ -182,7 +183,7 @@ fn tables_without(value: &Value, prefix: &str, path: &[&str], last: &str, note: 
 pub fn nearest(name: &str, siblings: &[&str]) -> Option<String> {
     let (table, last) = name.rsplit_once('.').unwrap_or(("", name));
     let close = |distance: usize, length: usize| distance <= 2.max(length / 3) && distance < length;
-    let sibling = siblings.iter().map(|key| (edits(last, key), *key)).min();
+    let sibling = siblings.iter().map(|key| (osa_distance(last, key), *key)).min();
     if let Some((distance, key)) = sibling
         && close(distance, last.len())
     {
@@ -190,29 +191,11 @@ pub fn nearest(name: &str, siblings: &[&str]) -> Option<String> {
     }
     // The right word in the wrong table, or a slip in the table's own name.
     let all = keys();
-    let same_word = all.iter().filter(|key| key.name.rsplit('.').next() == Some(last)).min_by_key(|key| edits(name, &key.name));
-    let slip = || all.iter().map(|key| (edits(name, &key.name), key)).min_by_key(|(distance, _)| *distance);
+    let same_word =
+        all.iter().filter(|key| key.name.rsplit('.').next() == Some(last)).min_by_key(|key| osa_distance(name, &key.name));
+    let slip = || all.iter().map(|key| (osa_distance(name, &key.name), key)).min_by_key(|(distance, _)| *distance);
     let found = same_word.or_else(|| slip().filter(|(distance, _)| close(*distance, name.len())).map(|(_, key)| key))?;
     Some(found.name.clone())
-}
-
-/// Insertions, deletions, replacements and swaps of neighbours that make one word of the other.
-fn edits(left: &str, right: &str) -> usize {
-    let (left, right): (Vec<char>, Vec<char>) = (left.chars().collect(), right.chars().collect());
-    let mut rows = vec![(0..=right.len()).collect::<Vec<usize>>()];
-    for (i, from) in left.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, to) in right.iter().enumerate() {
-            let replaced = rows[i][j] + usize::from(from != to);
-            let mut least = replaced.min(rows[i][j + 1] + 1).min(row[j] + 1);
-            if i > 0 && j > 0 && left[i - 1] == *to && left[i] == right[j - 1] {
-                least = least.min(rows[i - 1][j - 1] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[left.len()][right.len()]
 }
 
 #[cfg(test)]
@@ -230,7 +213,6 @@ mod tests {
         assert_eq!(nearest("engin", &siblings("")).as_deref(), Some("engine"));
         assert_eq!(nearest("rl.temperature", &siblings("rl")).as_deref(), Some("engine.temperature"));
         assert_eq!(nearest("zzzzzz", &siblings("")), None);
-        assert_eq!((edits("abc", "abc"), edits("", "abc"), edits("abcd", "acbd")), (0, 3, 1));
     }
 
     #[test]

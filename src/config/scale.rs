@@ -34,8 +34,12 @@ const TOKENS: f64 = 512.0;
 const ATTEMPTS: f64 = 160.0;
 /// Optimizer steps on one rollout at most.
 const MOST_UPDATES: f64 = 8.0;
-/// Attempts at each task of an evaluation.
+/// Held-out tasks of an evaluation, and attempts at each.
+const EVALUATE_TASKS: f64 = 50.0;
 const SAMPLES: f64 = 10.0;
+/// Tasks that the policy attempts to fine-tune on, and sequences of a batch of that.
+const RFT_TASKS: f64 = 200.0;
+const RFT_BATCH: f64 = 8.0;
 /// Steps of reinforcement learning, all stages of a run together.
 const STEPS: f64 = 27.0;
 /// A learning rate of reinforcement learning is multiplied by this and divided by the root of the updates that a rollout is cut into:
@@ -187,9 +191,9 @@ fn scale_scope(
     map("rl.schedule.warmup_steps", STEPS_RULE, &|steps| sizes.steps(steps));
     map("rl.schedule.peak", RL_RATE_RULE, &|rate| two_digits(rate * RL_RATE / updates.sqrt()));
     map("rft.schedule.peak", RFT_RATE_RULE, &|rate| rate * RFT_RATE);
-    map("rft.tasks", RFT_RULE, &|_| 200.0);
-    map("rft.batch_sequences", RFT_RULE, &|_| 8.0);
-    map("evaluate.tasks", EVALUATE_RULE, &|_| 50.0);
+    map("rft.tasks", RFT_RULE, &|_| RFT_TASKS);
+    map("rft.batch_sequences", RFT_RULE, &|_| RFT_BATCH);
+    map("evaluate.tasks", EVALUATE_RULE, &|_| EVALUATE_TASKS);
     map("evaluate.samples", EVALUATE_RULE, &|_| SAMPLES);
     map("evaluate.every", EVALUATE_RULE, &|_| 0.0);
     if let Some(Value::Array(numbers)) = at_mut(table, "evaluate.k") {
@@ -315,4 +319,27 @@ fn at_mut<'a>(table: &'a mut Table, path: &str) -> Option<&'a mut Value> {
     let (first, rest) = path.split_once('.').unwrap_or((path, ""));
     let value = table.get_mut(first)?;
     if rest.is_empty() { Some(value) } else { at_mut(value.as_table_mut()?, rest) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_say_the_numbers_they_are() {
+        for (rule, numbers) in [
+            (TURNS_RULE, &[TURNS][..]),
+            (TOKENS_RULE, &[TOKENS]),
+            (ROLLOUT_RULE, &[ATTEMPTS]),
+            (UPDATES_RULE, &[MOST_UPDATES]),
+            (STEPS_RULE, &[STEPS]),
+            (RL_RATE_RULE, &[RL_RATE]),
+            (RFT_RATE_RULE, &[RFT_RATE]),
+            (RFT_RULE, &[RFT_TASKS, RFT_BATCH]),
+            (EVALUATE_RULE, &[SAMPLES, EVALUATE_TASKS]),
+        ] {
+            let said: Vec<f64> = rule.split(|character: char| !character.is_ascii_digit()).flat_map(str::parse).collect();
+            assert!(numbers.iter().all(|number| said.contains(number)), "{rule}: {numbers:?}");
+        }
+    }
 }
