@@ -94,8 +94,10 @@ impl Settings {
             [("max_turns", self.max_turns), ("max_tokens", self.max_tokens), ("max_turn_tokens", self.max_turn_tokens)]
         {
             problems.unless(value > 0, name, value, "give at least 1");
+            problems.unless_too_many(name, value);
         }
-        problems.unless(self.episode_seconds > 0.0, "episode_seconds", self.episode_seconds, "give a number above 0");
+        let seconds = self.episode_seconds;
+        problems.unless(seconds > 0.0 && seconds.is_finite(), "episode_seconds", seconds, "give a finite number above 0");
         problems.finish()
     }
 }

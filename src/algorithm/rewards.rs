@@ -79,6 +79,7 @@ impl RewardSettings {
             problems.unless(weight >= 0.0 && weight.is_finite(), "step_penalty.weight", weight, AT_LEAST_ZERO);
         }
         if let Some(OverlongPenaltySettings { token_limit, buffer_tokens, weight }) = self.overlong_penalty {
+            problems.unless(token_limit > 0, "overlong_penalty.token_limit", token_limit, "give at least 1");
             problems.unless(
                 buffer_tokens <= token_limit,
                 "overlong_penalty.buffer_tokens",

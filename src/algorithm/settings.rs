@@ -28,6 +28,9 @@ impl SettingErrors {
     }
 }
 
+/// Steps, passes, turns or tokens that no run comes to.
+const MOST: usize = 1 << 31;
+
 /// Collects what is wrong.
 #[derive(Default)]
 pub struct Problems(Vec<SettingError>);
@@ -38,6 +41,11 @@ impl Problems {
         if !valid {
             self.0.push(SettingError { field: field.into(), found: found.to_string(), remedy: remedy.into() });
         }
+    }
+
+    /// Notes `found` if it is more than a run can have: sums and products of counts must not overflow.
+    pub fn unless_too_many(&mut self, field: &str, found: usize) {
+        self.unless(found <= MOST, field, found, &format!("give at most {MOST}"));
     }
 
     /// Notes what is wrong with the settings in the field `name`.

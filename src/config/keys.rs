@@ -7,10 +7,10 @@
 use std::sync::LazyLock;
 
 use strsim::osa_distance;
-use toml::Value;
+use toml::{Table, Value};
 
 use super::shape::{Field, Shape};
-use super::text::{element_name, join, written as toml_text};
+use super::text::{at, element_name, join, written as toml_text};
 use super::{RunFile, StageTable};
 
 /// The page that explains every key.
@@ -63,8 +63,8 @@ fn collect(prefix: &str, field: &'static Field, found: &mut Vec<Key>) {
 impl Key {
     /// What it is when it is not given, in TOML. `Err` says in a word why there is no such value.
     pub fn default(&self) -> Result<String, &'static str> {
-        let defaults = Value::try_from(RunFile::default()).map_err(|_| "")?;
-        let (table, key) = self.name.rsplit_once('.').unwrap_or(("", &self.name));
+        let defaults = Table::try_from(RunFile::default()).map_err(|_| "")?;
+        let Some((table, key)) = self.name.rsplit_once('.') else { return written(defaults.get(&self.name), self.field) };
         match at(&defaults, table) {
             Some(table) => written(table.get(key), self.field),
             // In a table that is itself absent: what the table's type makes of a table without this key.
@@ -82,10 +82,6 @@ impl Key {
     }
 }
 
-fn at<'a>(value: &'a Value, path: &str) -> Option<&'a Value> {
-    path.split('.').filter(|key| !key.is_empty()).try_fold(value, |value, key| value.get(key))
-}
-
 fn written(value: Option<&Value>, field: &Field) -> Result<String, &'static str> {
     match value {
         Some(Value::Table(_)) if !matches!(field.shape, Shape::Free(_)) => Err(""),
@@ -97,8 +93,8 @@ fn written(value: Option<&Value>, field: &Field) -> Result<String, &'static str>
 }
 
 /// Fills in the table `path`, and any above it that are absent, with values for every key but `key`.
-fn within_absent_table(defaults: &Value, path: &str, key: &str, field: &Field) -> Result<String, &'static str> {
-    let mut filled = defaults.clone();
+fn within_absent_table(defaults: &Table, path: &str, key: &str, field: &Field) -> Result<String, &'static str> {
+    let mut filled = Value::Table(defaults.clone());
     let mut place = &mut filled;
     let mut known: &Field = &ROOT;
     for part in path.split('.') {

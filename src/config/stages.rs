@@ -77,10 +77,9 @@ impl RunFile {
             tables => {
                 let mut stages = Vec::new();
                 for table in tables {
-                    match self.resolve(table) {
-                        Ok(stage) => stages.push(stage),
-                        Err(errors) => problems.within(&format!("stages.{}", table.name), Err(errors)),
-                    }
+                    let mut own = Problems::default();
+                    stages.extend(self.resolve(table, &mut own));
+                    problems.within(&format!("stages.{}", table.name), own.finish());
                 }
                 stages
             }
@@ -106,22 +105,25 @@ impl RunFile {
             );
         }
         // A list with gaps is in no order.
+        let gaps = stages.len() < self.stages.len();
+        let ordered = Stage::in_order(stages);
+        if let (false, Err(errors)) = (gaps, &ordered) {
+            problems.join(Err(errors.clone()));
+        }
         problems.finish()?;
-        Stage::in_order(stages)
+        ordered
     }
 
-    /// One stage: its table over the run file.
-    fn resolve(&self, table: &StageTable) -> Result<Stage, SettingErrors> {
-        let broken = |found: String| {
-            SettingErrors(vec![SettingError {
-                field: "settings".into(),
-                found,
-                remedy: "correct what the stage overrides".into(),
-            }])
+    /// One stage: its table over the run file, and what is wrong with it. `None` where that cannot even be read.
+    fn resolve(&self, table: &StageTable, problems: &mut Problems) -> Option<Stage> {
+        let broken = |problems: &mut Problems, found: String| {
+            problems.unless(false, "settings", found, "correct what the stage overrides");
+            None
         };
-        let mut merged =
-            Table::try_from(RunFile { stages: Vec::new(), ..self.clone() }).map_err(|error| broken(error.to_string()))?;
-        let mut problems = Problems::default();
+        let mut merged = match Table::try_from(RunFile { stages: Vec::new(), ..self.clone() }) {
+            Ok(merged) => merged,
+            Err(error) => return broken(problems, error.to_string()),
+        };
         for (section, layer) in table.overrides() {
             let mut layer = layer.clone();
             if section == "model" {
@@ -156,15 +158,17 @@ impl RunFile {
                 problems.unless(!given, key, "set", "leave it out: only a curriculum has it");
             }
         }
-        let resolved: RunFile = merged.try_into().map_err(|error| broken(one_line(&error)))?;
+        let resolved: RunFile = match merged.try_into() {
+            Ok(resolved) => resolved,
+            Err(error) => return broken(problems, one_line(&error)),
+        };
         // What is wrong with the run file itself is said once, not for every stage.
         let usual = self.check_sections().err().map(|errors| errors.0).unwrap_or_default();
         if let Err(SettingErrors(errors)) = resolved.check_sections() {
             let own: Vec<SettingError> = errors.into_iter().filter(|error| !usual.contains(error)).collect();
             problems.join(if own.is_empty() { Ok(()) } else { Err(SettingErrors(own)) });
         }
-        problems.finish()?;
-        Ok(Stage { name: table.name.clone(), kind, settings: resolved.stage_settings() })
+        Some(Stage { name: table.name.clone(), kind, settings: resolved.stage_settings() })
     }
 }
 
@@ -221,6 +225,18 @@ mod tests {
         let mut layers = Layers::from_recipe("nebius");
         layers.set("stages.stage3.rl.steps=7");
         assert!(layers.finish().unwrap_err().to_string().contains("stage1"));
+    }
+
+    #[test]
+    fn the_order_is_looked_at_even_where_a_stage_is_wrong() {
+        let found = stages(
+            "[[stages]]\nname = \"a\"\nkind = \"rl\"\nrl.group_size = 1\n[[stages]]\nname = \"a\"\nkind = \"evaluate\"\n\
+             [[stages]]\nname = \"c\"\nkind = \"curriculum\"\nfrom = \"b\"\n",
+        )
+        .unwrap_err();
+        for mention in ["stages.a.rl.group_size is 1", "stages[1].name is \"a\"", "stages[2].from is \"b\""] {
+            assert!(found.contains(mention), "{mention}: {found}");
+        }
     }
 
     #[test]

@@ -40,6 +40,13 @@ impl Text {
     }
 }
 
+/// The value of a key by its whole name, in tables within tables.
+pub fn at<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
+    let (first, rest) = path.split_once('.').unwrap_or((path, ""));
+    let value = table.get(first)?;
+    if rest.is_empty() { Some(value) } else { at(value.as_table()?, rest) }
+}
+
 fn line_of(text: &str, offset: usize) -> usize {
     text[..offset].matches('\n').count() + 1
 }

@@ -87,6 +87,8 @@ impl RftSettings {
         for (name, episodes) in [("candidates", self.candidates), ("attempts_per_task", self.attempts_per_task)] {
             problems.unless(episodes <= MOST_EPISODES, name, episodes, &format!("give at most {MOST_EPISODES}"));
         }
+        problems.unless_too_many("passes", self.passes);
+        problems.unless_too_many("steps", self.steps);
         problems.within("schedule", self.schedule.check());
         problems.within("optimizer", self.optimizer.check());
         problems.finish()

@@ -73,3 +73,23 @@ fn json_is_one_object_on_standard_output_and_people_read_standard_error() {
     let sampled = generated["log_probs"].as_array().unwrap();
     assert_eq!(&scored[scored.len() - sampled.len()..], sampled.as_slice(), "score gives what sampling noted, to the last bit");
 }
+
+#[test]
+fn a_batch_that_is_all_masked_leaves_the_weights_alone_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    // A model that has learned nothing makes no valid call: its attempts end there, or where a turn has no more tokens.
+    let untrained = ["rft.candidates=0", "rl.steps=1", "rl.filter.groups=\"off\"", "rl.filter.drop_zero_advantage=false"];
+    for (name, masked, skips) in [("masked", "[\"bad_call\", \"token_limit\"]", true), ("trained", "[\"timeout\"]", false)] {
+        let path = folder.path().join(name);
+        let masked = format!("rl.filter.masked_endings={masked}");
+        let mut arguments = vec!["--recipe", "smoke", "--out", path.to_str().unwrap()];
+        arguments.extend(untrained.into_iter().chain([masked.as_str()]).flat_map(|setting| ["--set", setting]));
+        let said = text(&succeed(&arguments).stderr);
+        let warned = said.contains("step 1: the weights were left alone: no attempt is left to train on");
+        let metrics = std::fs::read_to_string(path.join("metrics.jsonl")).unwrap();
+        let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let steps: Vec<_> = lines.filter(|line| line["kind"] == "rl").collect();
+        assert_eq!(steps.len(), 1);
+        assert_eq!((warned, &steps[0]["skipped"], steps[0]["tokens_trained"] == 0), (skips, &skips.into(), skips), "{said}");
+    }
+}

@@ -80,6 +80,8 @@ impl RlSettings {
         let mut problems = Problems::default();
         problems.unless(self.tasks_per_step > 0, "tasks_per_step", self.tasks_per_step, "give at least 1");
         problems.unless(self.passes > 0, "passes", self.passes, "give at least 1");
+        problems.unless_too_many("passes", self.passes);
+        problems.unless_too_many("steps", self.steps);
         let raw_rewards = self.advantage.singleton == Singleton::Reward && self.filter.groups == GroupFilter::Off;
         let remedy = "give at least 2, a lone attempt has nothing to compare with (1 only with advantage.singleton = \"reward\" \
                       and filter.groups = \"off\")";
