@@ -184,7 +184,7 @@ fn tiny_keeps_what_a_recipe_is_and_changes_sizes_by_rule() {
     let tiny = json(&["config", "show", "--recipe", "nebius", "--scale", "tiny", "--json"]);
     let stage = |name: &str| tiny["stages"].as_array().unwrap().iter().find(|stage| stage["name"] == name).unwrap();
     assert_eq!((&tiny["agent"]["max_turns"], &stage("stage2")["agent"]["max_turns"]), (&32.into(), &64.into()));
-    assert_eq!((&tiny["agent"]["max_tokens"], &stage("stage2")["agent"]["max_tokens"]), (&512.into(), &1024.into()));
+    assert_eq!((&tiny["agent"]["max_tokens"], &stage("stage2")["agent"]["max_tokens"]), (&384.into(), &768.into()));
     assert_eq!(tiny["rl"]["reward"]["step_penalty"], serde_json::json!({ "free_turns": 8, "turn_limit": 32, "weight": 1.0 }));
     assert_eq!(stage("stage2")["rl"]["reward"]["step_penalty"]["turn_limit"], 64);
     // A flag lies on top of the scale.
