@@ -84,7 +84,7 @@ fn a_batch_that_is_all_masked_leaves_the_weights_alone_and_says_so() {
         let masked = format!("rl.filter.masked_endings={masked}");
         let mut arguments = vec!["--recipe", "smoke", "--out", path.to_str().unwrap()];
         arguments.extend(untrained.into_iter().chain([masked.as_str()]).flat_map(|setting| ["--set", setting]));
-        let said = text(&succeed(&arguments).stderr);
+        let said = text(&succeed(&arguments).stdout);
         let warned = said.contains("step 1: the weights were left alone: no attempt is left to train on");
         let metrics = std::fs::read_to_string(path.join("metrics.jsonl")).unwrap();
         let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
