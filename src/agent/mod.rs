@@ -28,7 +28,7 @@ pub use scripted::demonstrable;
 pub use tools::{Call, parse_call, render_call};
 pub use workbench::{Action, Workbench};
 
-use crate::algorithm::{Problems, SettingErrors};
+use crate::algorithm::{MOST_COUNTED, Problems, SettingErrors};
 
 /// Episodes that one rollout or one evaluation may ask for. No machine has room for more: a run file that asks is mistaken.
 pub const MOST_EPISODES: usize = 1 << 24;
@@ -94,7 +94,7 @@ impl Settings {
             [("max_turns", self.max_turns), ("max_tokens", self.max_tokens), ("max_turn_tokens", self.max_turn_tokens)]
         {
             problems.unless(value > 0, name, value, "give at least 1");
-            problems.unless_too_many(name, value);
+            problems.at_most(name, value, MOST_COUNTED);
         }
         let seconds = self.episode_seconds;
         problems.unless(seconds > 0.0 && seconds.is_finite(), "episode_seconds", seconds, "give a finite number above 0");

@@ -39,4 +39,4 @@ pub use pass_at_k::{mean_pass_at_k, pass_at_k};
 pub use real::Real;
 pub use rewards::{OverlongPenaltySettings, Reward, RewardSettings, StepPenaltySettings, overlong_penalty, reward, step_penalty};
 pub use schedule::{Decay, ScheduleSettings, learning_rate};
-pub use settings::{Problems, SettingError, SettingErrors};
+pub use settings::{MOST_COUNTED, Problems, SettingError, SettingErrors};

@@ -28,8 +28,8 @@ impl SettingErrors {
     }
 }
 
-/// Steps, passes, turns or tokens that no run comes to.
-const MOST: usize = 1 << 31;
+/// Steps, passes, turns or tokens that no run comes to: sums and products of them must not overflow.
+pub const MOST_COUNTED: usize = 1 << 31;
 
 /// Collects what is wrong.
 #[derive(Default)]
@@ -43,9 +43,9 @@ impl Problems {
         }
     }
 
-    /// Notes `found` if it is more than a run can have: sums and products of counts must not overflow.
-    pub fn unless_too_many(&mut self, field: &str, found: usize) {
-        self.unless(found <= MOST, field, found, &format!("give at most {MOST}"));
+    /// Notes `found` if it is above `most`.
+    pub fn at_most(&mut self, field: &str, found: usize, most: usize) {
+        self.unless(found <= most, field, found, &format!("give at most {most}"));
     }
 
     /// Notes what is wrong with the settings in the field `name`.

@@ -448,32 +448,38 @@ mod tests {
 
     #[test]
     fn numbers_that_no_machine_has_are_refused() {
-        for given in [
-            "rl.group_size=9223372036854775807",
-            "rl.tasks_per_step=9223372036854775807",
-            "rl.dynamic_sampling.tasks_per_batch=9223372036854775807",
-            "rl.sequences_per_update=9223372036854775807",
-            "rft.candidates=9223372036854775807",
-            "rft.attempts_per_task=9223372036854775807",
-            "evaluate.samples=9223372036854775807",
-            "evaluate.tasks=9223372036854775807",
-            "run.threads=9223372036854775807",
-            "rl.steps=9223372036854775807",
-            "rl.passes=9223372036854775807",
-            "rft.steps=9223372036854775807",
-            "rft.passes=9223372036854775807",
-            "agent.max_turns=9223372036854775807",
-            "agent.max_tokens=9223372036854775807",
-            "agent.episode_seconds=inf",
-            "rl.reward.overlong_penalty={ token_limit = 0, buffer_tokens = 0 }",
-            "sandbox.limits.memory_bytes=9223372036854775807",
-            "model.rope.factor=nan",
-            "run.name=\"two\\nlines\"",
-        ] {
+        let counts = [
+            ("rl.group_size", "rl.group_size"),
+            ("rl.tasks_per_step", "rl.group_size"),
+            ("rl.dynamic_sampling.tasks_per_batch", "rl.group_size"),
+            ("rl.sequences_per_update", "rl.sequences_per_update"),
+            ("rl.steps", "rl.steps"),
+            ("rl.passes", "rl.passes"),
+            ("rft.candidates", "rft.candidates"),
+            ("rft.attempts_per_task", "rft.attempts_per_task"),
+            ("rft.steps", "rft.steps"),
+            ("rft.passes", "rft.passes"),
+            ("evaluate.samples", "evaluate.samples"),
+            ("evaluate.tasks", "evaluate.samples"),
+            ("agent.max_turns", "agent.max_turns"),
+            ("agent.max_tokens", "agent.max_tokens"),
+            ("agent.max_turn_tokens", "agent.max_turn_tokens"),
+            ("run.threads", "run.threads"),
+            ("sandbox.limits.memory_bytes", "sandbox.limits.memory_bytes"),
+        ];
+        let others = [
+            ("agent.episode_seconds=inf", "agent.episode_seconds"),
+            ("rl.reward.overlong_penalty={ token_limit = 0, buffer_tokens = 0 }", "rl.reward.overlong_penalty.token_limit"),
+            ("model.rope.factor=nan", "model.rope"),
+            ("run.name=\"two\\nlines\"", "run.name"),
+        ];
+        let counts = counts.map(|(key, named)| (format!("{key}={}", i64::MAX), named));
+        for (given, named) in counts.into_iter().chain(others.map(|(given, named)| (given.to_owned(), named))) {
             let mut layers = Layers::from_recipe("quickstart");
-            layers.set(given);
+            layers.set(&given);
             let found = lines(layers);
-            assert!(!found.is_empty() && found.iter().all(|line| !line.contains('\n')), "{given}: {found:?}");
+            assert!(found.iter().any(|line| line.contains(named)), "{given}: {found:?}");
+            assert!(found.iter().all(|line| !line.contains('\n')), "{given}: {found:?}");
         }
     }
 

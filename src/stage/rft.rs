@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Run, RunError};
 use crate::agent::MOST_EPISODES;
-use crate::algorithm::{Decay, Problems, ScheduleSettings, SettingErrors, learning_rate};
+use crate::algorithm::{Decay, MOST_COUNTED, Problems, ScheduleSettings, SettingErrors, learning_rate};
 use crate::device::Device;
 use crate::train::optimizer::AdamWSettings;
 use crate::types::{Episode, Key, Purpose, Sample};
@@ -85,10 +85,10 @@ impl RftSettings {
         problems.unless(self.batch_sequences > 0, "batch_sequences", self.batch_sequences, "give at least 1");
         problems.unless(self.attempts_per_task > 0, "attempts_per_task", self.attempts_per_task, "give at least 1");
         for (name, episodes) in [("candidates", self.candidates), ("attempts_per_task", self.attempts_per_task)] {
-            problems.unless(episodes <= MOST_EPISODES, name, episodes, &format!("give at most {MOST_EPISODES}"));
+            problems.at_most(name, episodes, MOST_EPISODES);
         }
-        problems.unless_too_many("passes", self.passes);
-        problems.unless_too_many("steps", self.steps);
+        problems.at_most("passes", self.passes, MOST_COUNTED);
+        problems.at_most("steps", self.steps, MOST_COUNTED);
         problems.within("schedule", self.schedule.check());
         problems.within("optimizer", self.optimizer.check());
         problems.finish()

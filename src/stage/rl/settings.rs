@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent::{self, MOST_EPISODES};
 use crate::algorithm::{
-    AdvantageSettings, Decay, DynamicSamplingSettings, FilterSettings, GroupFilter, LossSettings, Problems, RewardSettings,
-    ScheduleSettings, SettingErrors, Singleton,
+    AdvantageSettings, Decay, DynamicSamplingSettings, FilterSettings, GroupFilter, LossSettings, MOST_COUNTED, Problems,
+    RewardSettings, ScheduleSettings, SettingErrors, Singleton,
 };
 use crate::train::UpdatePlan;
 use crate::train::optimizer::AdamWSettings;
@@ -80,8 +80,8 @@ impl RlSettings {
         let mut problems = Problems::default();
         problems.unless(self.tasks_per_step > 0, "tasks_per_step", self.tasks_per_step, "give at least 1");
         problems.unless(self.passes > 0, "passes", self.passes, "give at least 1");
-        problems.unless_too_many("passes", self.passes);
-        problems.unless_too_many("steps", self.steps);
+        problems.at_most("passes", self.passes, MOST_COUNTED);
+        problems.at_most("steps", self.steps, MOST_COUNTED);
         let raw_rewards = self.advantage.singleton == Singleton::Reward && self.filter.groups == GroupFilter::Off;
         let remedy = "give at least 2, a lone attempt has nothing to compare with (1 only with advantage.singleton = \"reward\" \
                       and filter.groups = \"off\")";
