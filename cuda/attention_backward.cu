@@ -1,8 +1,8 @@
 // Backward of attention over blocks of keys, without atomics: every sum has one owner and a fixed order (Dao 2023, with the
 // gradients by queries in a pass of their own: 7 products instead of 5, and the same bits in every run).
 //   attention_delta              delta = sum over columns of doutput output, per row and head
-//   attention_backward_keys      dV = sum of P^T doutput, dK = scale sum of dS^T Q, over the group's heads, then queries; in f32, as
-//                                the queries of a document may lie on several ranks
+//   attention_backward_keys      dV = sum of P^T doutput, dK = scale sum of dS^T Q, over the group's heads, then queries ascending; the
+//                                queries of a document that several ranks share are brought here for it
 //   attention_backward_queries   dQ = scale sum of dS K, over keys ascending
 // with P = exp(scale Q K^T - log_sum_exp) computed again and dS = P (doutput V^T - delta). P and dS are rounded to bf16 only as
 // operands; they never leave registers, because each kernel computes them in the orientation it goes on with.
@@ -11,21 +11,18 @@
 constexpr int DELTA_THREADS = 128;
 
 // A warp per row; head_dim / 8 lanes per head, 8 columns each.
-template <int head_dim> DEVICE void attention_delta(const AttentionBackward& arguments) {
+template <int head_dim> DEVICE void attention_delta(const AttentionDelta& arguments) {
     constexpr int lanes = head_dim / 8;
-    const HeadRange& heads = arguments.heads;
-    const int group = heads.query_heads / heads.key_value_heads;
-    const int first_head = heads.first * group, end_head = first_head + heads.count * group;
     const int column = lane() % lanes * 8;
     const int64_t stride = int64_t(gridDim.x) * (DELTA_THREADS / WARP);
     for (int64_t row = int64_t(blockIdx.x) * (DELTA_THREADS / WARP) + warp(); row < arguments.rows; row += stride) {
         // The bound is of a whole warp, so that all lanes meet in the sum.
 #pragma unroll 4
-        for (int base = first_head; base < end_head; base += WARP / lanes) {
+        for (int base = 0; base < arguments.query_heads; base += WARP / lanes) {
             const int head = base + lane() / lanes;
-            const int64_t index = row * heads.query_heads + head;
+            const int64_t index = row * arguments.query_heads + head;
             float sum = 0.0f;
-            if (head < end_head) {
+            if (head < arguments.query_heads) {
                 float doutput[8], output[8];
                 unpack8(load16(arguments.doutput + index * head_dim + column), doutput);
                 unpack8(load16(arguments.output + index * head_dim + column), output);
@@ -33,7 +30,7 @@ template <int head_dim> DEVICE void attention_delta(const AttentionBackward& arg
                 for (int i = 0; i < 8; ++i) sum = multiply_add(doutput[i], output[i], sum);
             }
             sum = warp_sum<lanes>(sum);
-            if (head < end_head && column == 0) arguments.delta[index] = sum;
+            if (head < arguments.query_heads && column == 0) arguments.delta[index] = sum;
         }
     }
 }
@@ -55,68 +52,50 @@ template <int head_dim> struct KeysShared {
     Stage stages[2];
 };
 
-// Writes the warp's 16 rows of an accumulator, times `factor`, to rows of head_dim from row `row` on: a sector per row at a time.
 template <int head_dim>
-DEVICE void store_floats_of_rows(const float (&values)[1][head_dim / 8][4], float factor, float* to, int row) {
-#pragma unroll
-    for (int n = 0; n < head_dim / 8; ++n) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float low = normalised(values[0][n][2 * half], factor), high = normalised(values[0][n][2 * half + 1], factor);
-            store8(to + (row + lane_group() + 8 * half) * head_dim + 8 * n + 2 * lane_member(),
-                   Vector8{{float_to_bits(low), float_to_bits(high)}});
-        }
-    }
-}
-
-template <int head_dim> DEVICE void attention_backward_keys(const AttentionBackward& arguments, KeysShared<head_dim>& shared) {
+DEVICE void attention_backward_keys(const AttentionBackwardKeys& arguments, KeysShared<head_dim>& shared) {
     constexpr int QUERIES = QUERIES_PER_STEP<head_dim>;
     constexpr int STEPS_PER_TILE = QUERIES_PER_TILE / QUERIES;
     const AttentionKeys keys = arguments.keys[blockIdx.x];
     const HeadRange& heads = arguments.heads;
     const int group = heads.query_heads / heads.key_value_heads;
-    const int output_width = heads.query_heads * head_dim;
-    const int width = output_width + 2 * heads.key_value_heads * head_dim;
     const float scale_log2 = arguments.scale * LOG2_E;
 
     // A step is QUERIES queries of one head: all steps of the first head of the group, then of the next.
     struct Step {
-        int head;
+        int head;   // of the range
         int number; // STEPS_PER_TILE times the tile, and the step in it
     };
     const int first_number = keys.first_tile * STEPS_PER_TILE, end_number = keys.end_tile * STEPS_PER_TILE;
-    const int first_head = (heads.first + int(blockIdx.y)) * group;
-    const int end_head = first_number < end_number ? first_head + group : first_head;
+    const int first_head = int(blockIdx.y) * group, end_head = first_head + group;
     const auto after = [&](Step step) {
         return step.number + 1 < end_number ? Step{step.head, step.number + 1} : Step{step.head + 1, first_number};
     };
     float statistic = 0.0f; // this thread's of the step copied last
     const auto copy_step = [&](Step step, auto& stage) {
         if (step.head < end_head) {
+            const QueryRows& from = arguments.queries;
             const AttentionSpan tile = arguments.tiles[step.number / STEPS_PER_TILE];
             const int first_query = step.number % STEPS_PER_TILE * QUERIES;
             const int64_t row = tile.row + first_query;
             const int rows = tile.length - first_query;
             const int column = step.head * head_dim;
-            copy_rows<BACKWARD_THREADS>(stage.queries, arguments.rotated + row * width + column, width, rows);
-            copy_rows<BACKWARD_THREADS>(stage.doutputs, arguments.doutput + row * output_width + column, output_width, rows);
+            copy_rows<BACKWARD_THREADS>(stage.queries, from.queries + row * from.query_pitch + column, from.query_pitch, rows);
+            copy_rows<BACKWARD_THREADS>(stage.doutputs, from.doutputs + row * from.doutput_pitch + column, from.doutput_pitch, rows);
             const int query = int(threadIdx.x) % QUERIES;
-            const int64_t at = (row + query) * heads.query_heads + step.head;
+            const int64_t at = (row + query) * from.statistic_pitch + step.head;
             if (int(threadIdx.x) < QUERIES) {
-                statistic = query < rows ? LOG2_E * arguments.log_sum_exp[at] : INFINITE; // no query: probability 0
+                statistic = query < rows ? LOG2_E * from.log_sum_exps[at] : INFINITE; // no query: probability 0
             } else if (int(threadIdx.x) < 2 * QUERIES) {
-                statistic = query < rows ? arguments.delta[at] : 0.0f;
+                statistic = query < rows ? from.deltas[at] : 0.0f;
             }
         }
         commit_copies();
     };
 
-    // Where this head's keys, and from there its values, lie in the blocks and in their gradients.
-    const int64_t place = (int64_t(keys.block) * 2 * heads.count + blockIdx.y) * KEYS_PER_PAGE * head_dim;
-    const int to_values = heads.count * KEYS_PER_PAGE * head_dim;
-    const int key_count = first_head < end_head ? KEYS_PER_PAGE : 0;
-    copy_rows<BACKWARD_THREADS>(shared.keys, arguments.blocks + place, head_dim, key_count);
-    copy_rows<BACKWARD_THREADS>(shared.values, arguments.blocks + place + to_values, head_dim, key_count);
+    const bf16* const block = arguments.blocks + (int64_t(keys.block) * 2 * heads.count + blockIdx.y) * KEYS_PER_PAGE * head_dim;
+    copy_rows<BACKWARD_THREADS>(shared.keys, block, head_dim, KEYS_PER_PAGE);
+    copy_rows<BACKWARD_THREADS>(shared.values, block + heads.count * KEYS_PER_PAGE * head_dim, head_dim, KEYS_PER_PAGE);
     Step step = {first_head, first_number};
     copy_step(step, shared.stages[0]);
     float dkeys[1][head_dim / 8][4], dvalues[1][head_dim / 8][4];
@@ -152,9 +131,14 @@ template <int head_dim> DEVICE void attention_backward_keys(const AttentionBackw
         multiply_weights(dkeys, dweights, stage.queries, 0);
     }
 
-    float* const to = arguments.dblocks + place;
-    store_floats_of_rows<head_dim>(dkeys, arguments.scale, to, warp_row);
-    store_floats_of_rows<head_dim>(dvalues, 1.0f, to + to_values, warp_row);
+    // The gradients pass through the warp's rows of the keys and values, which it alone has read.
+    sync_warp();
+    const int64_t width = (heads.query_heads + 2 * int64_t(heads.key_value_heads)) * head_dim;
+    const int64_t column = (int64_t(heads.query_heads) + heads.first + blockIdx.y) * head_dim;
+    bf16* const to = arguments.drotated + keys.row * width + column;
+    const float scales[2] = {arguments.scale, arguments.scale}, ones[2] = {1.0f, 1.0f};
+    store_rows<head_dim>(dkeys, scales, shared.keys, warp_row, to, width, keys.length);
+    store_rows<head_dim>(dvalues, ones, shared.values, warp_row, to + heads.key_value_heads * head_dim, width, keys.length);
     wait_copies<0>();
 }
 
@@ -169,7 +153,7 @@ template <int head_dim> struct QueriesShared {
 };
 
 template <int head_dim>
-DEVICE void attention_backward_queries(const AttentionBackward& arguments, QueriesShared<head_dim>& shared) {
+DEVICE void attention_backward_queries(const AttentionBackwardQueries& arguments, QueriesShared<head_dim>& shared) {
     const AttentionSpan tile = arguments.tiles[blockIdx.x];
     const HeadRange& heads = arguments.heads;
     const int group = heads.query_heads / heads.key_value_heads;
@@ -243,25 +227,25 @@ DEVICE void attention_backward_queries(const AttentionBackward& arguments, Queri
                          arguments.drotated + first_row * width + column, width, count);
 }
 
-KERNEL(attention_delta_d32, DELTA_THREADS, AttentionBackward, NoShared) { attention_delta<32>(arguments); }
-KERNEL(attention_delta_d64, DELTA_THREADS, AttentionBackward, NoShared) { attention_delta<64>(arguments); }
-KERNEL(attention_delta_d128, DELTA_THREADS, AttentionBackward, NoShared) { attention_delta<128>(arguments); }
+KERNEL(attention_delta_d32, DELTA_THREADS, AttentionDelta, NoShared) { attention_delta<32>(arguments); }
+KERNEL(attention_delta_d64, DELTA_THREADS, AttentionDelta, NoShared) { attention_delta<64>(arguments); }
+KERNEL(attention_delta_d128, DELTA_THREADS, AttentionDelta, NoShared) { attention_delta<128>(arguments); }
 
-KERNEL(attention_backward_keys_d32, BACKWARD_THREADS, AttentionBackward, KeysShared<32>) {
+KERNEL(attention_backward_keys_d32, BACKWARD_THREADS, AttentionBackwardKeys, KeysShared<32>) {
     attention_backward_keys<32>(arguments, shared);
 }
-KERNEL(attention_backward_keys_d64, BACKWARD_THREADS, AttentionBackward, KeysShared<64>) {
+KERNEL(attention_backward_keys_d64, BACKWARD_THREADS, AttentionBackwardKeys, KeysShared<64>) {
     attention_backward_keys<64>(arguments, shared);
 }
-KERNEL(attention_backward_keys_d128, BACKWARD_THREADS, AttentionBackward, KeysShared<128>) {
+KERNEL(attention_backward_keys_d128, BACKWARD_THREADS, AttentionBackwardKeys, KeysShared<128>) {
     attention_backward_keys<128>(arguments, shared);
 }
-KERNEL(attention_backward_queries_d32, BACKWARD_THREADS, AttentionBackward, QueriesShared<32>) {
+KERNEL(attention_backward_queries_d32, BACKWARD_THREADS, AttentionBackwardQueries, QueriesShared<32>) {
     attention_backward_queries<32>(arguments, shared);
 }
-KERNEL(attention_backward_queries_d64, BACKWARD_THREADS, AttentionBackward, QueriesShared<64>) {
+KERNEL(attention_backward_queries_d64, BACKWARD_THREADS, AttentionBackwardQueries, QueriesShared<64>) {
     attention_backward_queries<64>(arguments, shared);
 }
-KERNEL(attention_backward_queries_d128, BACKWARD_THREADS, AttentionBackward, QueriesShared<128>) {
+KERNEL(attention_backward_queries_d128, BACKWARD_THREADS, AttentionBackwardQueries, QueriesShared<128>) {
     attention_backward_queries<128>(arguments, shared);
 }

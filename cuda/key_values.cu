@@ -1,6 +1,7 @@
 // append_keys_values: the keys and values of new rows go to the pages of their sequences, one warp per row, 16 bytes per lane at
 // a time. A head's part of a row is contiguous in the page as in the row, so whole sectors are read and written.
-// write_key_blocks, read_key_block_gradients: the same for pages of some of the heads, a block per page and head, keys or values.
+// write_key_blocks: the same for pages of some of the heads, a block per page and head, keys or values.
+// write_shared_queries: rows of queries, and what the gradients of keys need with them, for other ranks.
 #include "include/arguments.h"
 
 constexpr int APPEND_THREADS = 128;
@@ -27,47 +28,47 @@ KERNEL(append_keys_values, APPEND_THREADS, AppendKeysValues, NoShared) {
 
 constexpr int BLOCK_THREADS = 128;
 
-// The part of a page that one block moves: the keys of each head, then the values of each, [KEYS_PER_PAGE, head_dim].
-struct PagePart {
-    int64_t place;  // of its first number in `blocks`
-    int64_t column; // of its first number in a row
-};
-DEVICE PagePart page_part(const KeyBlockRows& arguments, const AttentionSpan& tile) {
+// A block moves the keys of one head, or its values, [KEYS_PER_PAGE, head_dim] in the page: all keys lie there before all values.
+KERNEL(write_key_blocks, BLOCK_THREADS, KeyBlockRows, NoShared) {
+    const AttentionSpan tile = arguments.tiles[blockIdx.x];
     const HeadRange& heads = arguments.heads;
     const int part = int(blockIdx.y);
     const int row_part = part < heads.count ? heads.first + part : heads.key_value_heads + heads.first + (part - heads.count);
     const int64_t page = arguments.pages[tile.page + tile.past / KEYS_PER_PAGE] / int64_t(sizeof(bf16));
-    return {page + int64_t(part) * KEYS_PER_PAGE * arguments.head_dim,
-            (int64_t(heads.query_heads) + row_part) * arguments.head_dim};
-}
-DEVICE int64_t row_width(const KeyBlockRows& arguments) {
-    return (arguments.heads.query_heads + 2 * int64_t(arguments.heads.key_value_heads)) * arguments.head_dim;
-}
-
-KERNEL(write_key_blocks, BLOCK_THREADS, KeyBlockRows, NoShared) {
-    const AttentionSpan tile = arguments.tiles[blockIdx.x];
-    const PagePart part = page_part(arguments, tile);
     const int chunks = arguments.head_dim / 8; // of a row
-    const int64_t width = row_width(arguments);
-    const bf16* const from = arguments.rows + tile.row * width + part.column;
-    bf16* const to = static_cast<bf16*>(arguments.blocks) + part.place;
+    const int64_t width = (heads.query_heads + 2 * int64_t(heads.key_value_heads)) * arguments.head_dim;
+    const bf16* const from = arguments.rotated + tile.row * width + (int64_t(heads.query_heads) + row_part) * arguments.head_dim;
+    bf16* const to = arguments.blocks + page + int64_t(part) * KEYS_PER_PAGE * arguments.head_dim;
     for (int index = int(threadIdx.x); index < KEYS_PER_PAGE * chunks; index += BLOCK_THREADS) {
         const int row = index / chunks, chunk = index % chunks;
         store16(to + 8 * index, row < tile.length ? load16(from + row * width + 8 * chunk) : Vector16{});
     }
 }
 
-// A lane takes four numbers, 16 bytes of f32 and 8 of bf16.
-KERNEL(read_key_block_gradients, BLOCK_THREADS, KeyBlockRows, NoShared) {
-    const AttentionSpan tile = arguments.tiles[blockIdx.x];
-    const PagePart part = page_part(arguments, tile);
-    const int quads = arguments.head_dim / 4; // of a row
-    const int64_t width = row_width(arguments);
-    const float* const from = static_cast<const float*>(arguments.blocks) + part.place;
-    bf16* const to = arguments.rows + tile.row * width + part.column;
-    for (int index = int(threadIdx.x); index < tile.length * quads; index += BLOCK_THREADS) {
-        float values[4];
-        load_floats(from + 4 * index, values);
-        store8(to + index / quads * width + index % quads * 4, Vector8{{pack(values[0], values[1]), pack(values[2], values[3])}});
+KERNEL(write_shared_queries, BLOCK_THREADS, WriteSharedQueries, NoShared) {
+    const QueryRows& from = arguments.from;
+    const int chunks = arguments.query_heads * arguments.head_dim / 8; // of a row of queries, and of one of doutputs
+    const int row_chunks = int(arguments.pitch / 8);
+    const int64_t total = arguments.count * row_chunks, stride = int64_t(gridDim.x) * BLOCK_THREADS;
+    for (int64_t index = int64_t(blockIdx.x) * BLOCK_THREADS + threadIdx.x; index < total; index += stride) {
+        const int64_t row = arguments.rows[index / row_chunks];
+        const int chunk = int(index % row_chunks);
+        Vector16 value;
+        if (chunk < chunks) {
+            value = load16(from.queries + row * from.query_pitch + 8 * chunk);
+        } else if (chunk < 2 * chunks) {
+            value = load16(from.doutputs + row * from.doutput_pitch + 8 * (chunk - chunks));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int head = 4 * (chunk - 2 * chunks) + i - arguments.query_heads; // below 0: of the log-sum-exps
+                const int64_t at = row * from.statistic_pitch;
+                const float statistic = head < 0                       ? from.log_sum_exps[at + head + arguments.query_heads]
+                                        : head < arguments.query_heads ? from.deltas[at + head]
+                                                                       : 0.0f;
+                value.words[i] = float_to_bits(statistic);
+            }
+        }
+        store16(arguments.to + 8 * index, value);
     }
 }

@@ -161,10 +161,13 @@ struct AttentionSpan {
     int32_t past;   // keys before them
     int32_t page;   // where the page table of their sequence starts in `pages`
 };
-// One page of keys, and the tiles of queries at or after it in its document: tiles[first_tile .. end_tile). None: nobody attends.
+// One page of keys that were computed here, and the tiles of queries at or after it in its document: tiles[first_tile .. end_tile), at
+// least the one that stands where the keys do.
 struct AttentionKeys {
-    int32_t block; // the page's place in the buffer of blocks
-    int32_t first; // position of its first key in the document
+    int32_t block;  // the page's place in the buffer of blocks
+    int32_t first;  // position of its first key in the document
+    int32_t row;    // of its first key in the pass
+    int32_t length; // keys
     int32_t first_tile;
     int32_t end_tile;
 };
@@ -190,13 +193,13 @@ struct AppendKeysValues {
     int32_t head_dim;
     int32_t reserved;
 };
-// write_key_blocks: copies the key and value part of every row of each tile into its page, and zeros after the last row.
-// read_key_block_gradients: the other way, from f32 to bf16, only rows. grid = (tiles, 2 heads.count).
+// write_key_blocks: copies the key and value part of every row of each tile into its page, and zeros after the last row. grid =
+// (tiles, 2 heads.count).
 struct KeyBlockRows {
-    bf16* rows;                 // rotated or its gradient, [rows, (query_heads + 2 key_value_heads) head_dim]
+    const bf16* rotated;        // [rows, (query_heads + 2 key_value_heads) head_dim]
     const AttentionSpan* tiles; // `past` multiples of KEYS_PER_PAGE
-    const int64_t* pages;       // places in `blocks`, in bytes of bf16
-    void* blocks;               // bf16, or f32: then each page lies twice as far
+    const int64_t* pages;       // places in `blocks`, in bytes
+    bf16* blocks;
     HeadRange heads;
     int32_t head_dim;
     int32_t reserved;
@@ -235,21 +238,58 @@ struct AttentionDecode {
     int32_t reserved;
 };
 // attention_delta_d*: delta[row, head] = sum over head_dim of doutput * output, f32. grid.x: any, a warp per row.
-// attention_backward_keys_d*: dK and dV of every page, in f32; grid = (keys, heads.count); walks the group's heads, then the tiles in
-// the order given. attention_backward_queries_d*: dQ of every tile; grid = (tiles, query heads of the range).
-struct AttentionBackward {
+struct AttentionDelta {
     const bf16* doutput; // [rows, query_heads * head_dim]
-    const bf16* rotated;
     const bf16* output;
-    const float* log_sum_exp; // [rows, query_heads]
-    float* delta;             // [rows, query_heads]
+    float* delta; // [rows, query_heads]
+    int64_t rows;
+    int32_t query_heads;
+    int32_t reserved;
+};
+// What the gradients of keys need of rows of queries, from the first query head of a range on; row r of head h is at r * pitch +
+// h * head_dim, its statistics at r * pitch + h. Pitches in elements.
+struct QueryRows {
+    const bf16* queries;
+    const bf16* doutputs;
+    const float* log_sum_exps;
+    const float* deltas;
+    int64_t query_pitch;
+    int64_t doutput_pitch;
+    int64_t statistic_pitch;
+};
+// write_shared_queries: row rows[i] goes to row i of `to`: queries, doutputs, log_sum_exps, deltas, zeros up to `pitch`. grid.x: any,
+// grid-stride over 16-byte chunks.
+struct WriteSharedQueries {
+    QueryRows from;
+    const int32_t* rows;
+    bf16* to; // [count, pitch]
+    int64_t count;
+    int64_t pitch; // a multiple of 8
+    int32_t query_heads; // of the range
+    int32_t head_dim;
+};
+// attention_backward_keys_d*: dK and dV of every page; grid = (keys, heads.count); walks the group's heads, then the tiles in the order
+// given, whose `row` counts in `queries`.
+struct AttentionBackwardKeys {
+    QueryRows queries;
     const AttentionSpan* tiles;
     const AttentionKeys* keys;
     const bf16* blocks;
+    bf16* drotated; // [rows, (query_heads + 2 key_value_heads) head_dim]
+    HeadRange heads;
+    float scale;
+    int32_t reserved;
+};
+// attention_backward_queries_d*: dQ of every tile; grid = (tiles, query heads of the range).
+struct AttentionBackwardQueries {
+    const bf16* rotated;
+    const bf16* doutput;      // [rows, query_heads * head_dim]
+    const float* log_sum_exp; // [rows, query_heads]
+    const float* delta;       // [rows, query_heads]
+    const AttentionSpan* tiles;
+    const bf16* blocks;
     const int64_t* pages; // places in `blocks`, in bytes
-    float* dblocks;       // as `blocks`, in f32
     bf16* drotated;       // [rows, projected width]
-    int64_t rows;
     HeadRange heads;
     float scale;
     int32_t reserved;

@@ -403,7 +403,7 @@ fn assumptions(gpu: &GpuSpecification, peaks: &Peaks, workload: &Workload) -> Ve
             bytes(RESERVED_BYTES)
         ),
         "collectives cross the network once per node and shard; a transfer is hidden by the computation beside it, but for the \
-         first head group of keys and values; latencies, launches and the host take no time"
+         first head group of keys and values, and of queries; latencies, launches and the host take no time"
             .to_string(),
         "a micro-batch is one sequence on the context ranks of a replica; every token is trained".to_string(),
         "MFU = FLOPs / (step seconds x GPUs x peak); c = 6 counts the causal half of attention, c = 12 the whole square; what is \

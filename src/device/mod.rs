@@ -11,8 +11,8 @@ pub use choice::{DeviceChoice, GemmLibrary};
 pub use cpu::CpuDevice;
 pub use cuda::CudaDevice;
 pub use ops::{
-    AdamWStep, Cotangents, Device, Heads, KEYS_PER_BLOCK, KeyBlocks, LinearWeights, MemoryUse, ModelSizes, QuerySlice, Role,
-    Rotation, RotationGradients, Scores, Span, inverse_temperature,
+    AdamWStep, AttendedRows, AttentionPlan, Cotangents, Device, Heads, KEYS_PER_BLOCK, LinearWeights, MemoryUse, ModelSizes,
+    QuerySlice, Role, Rotation, RotationGradients, Scores, SharedQueries, Span, inverse_temperature,
 };
 pub use peaks::Peaks;
 pub use traced::{OperationSpan, Ranges, Traced};

@@ -69,7 +69,7 @@ pub struct Span {
     pub length: usize,
 }
 
-/// Keys of one block of [`KeyBlocks`]: what the attention kernels load at once.
+/// Keys of one block of [`AttentionPlan`]: what the attention kernels load at once.
 pub const KEYS_PER_BLOCK: usize = 64;
 
 /// Consecutive rows of a pass: queries of one document, from position `first` on.
@@ -84,13 +84,13 @@ pub struct QuerySlice {
     pub first: usize,
 }
 
-/// Where the keys and values lie that the rows of a training pass attend to.
+/// Where attention of a training pass finds the keys and values that its rows attend to and, in the backward, the queries that
+/// attend to its keys. What other ranks computed arrives in the same buffers, so that one call sees all keys of a document, or all
+/// its queries, in their order, whoever computed them.
 ///
-/// A buffer of blocks for `h` key/value heads is `[blocks, 2 (keys, values), h, KEYS_PER_BLOCK, head_dim]` of [`Role::Activations`],
-/// its gradient the same of [`Role::Gradients`]. Blocks of other ranks arrive in the same buffer, so that one call of attention
-/// sees all keys of a document in their order, whoever computed them.
+/// A buffer of blocks for `h` key/value heads is `[blocks, 2 (keys, values), h, KEYS_PER_BLOCK, head_dim]` of [`Role::Activations`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KeyBlocks {
+pub struct AttentionPlan {
     /// In ascending order of rows, which they cover.
     pub slices: Vec<QuerySlice>,
     /// `[documents][ceil(keys / KEYS_PER_BLOCK)]` the block of each run of keys; empty for documents without rows here.
@@ -99,12 +99,28 @@ pub struct KeyBlocks {
     pub blocks: usize,
     /// The first `ranks * shared` blocks are exchanged, `shared` of them filled by each rank, in rank order; 0 on one rank.
     pub shared: usize,
+    pub queries: SharedQueries,
 }
 
-impl KeyBlocks {
+/// The queries of documents that several ranks share.
+///
+/// A buffer of them for `h` query heads is `[ranks * rows, AttentionPlan::query_numbers(h)]` of [`Role::Activations`]: of each row the
+/// queries, the gradients of their outputs, then their log-sum-exps and deltas in f32.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SharedQueries {
+    /// Rows of every rank's part of the buffer, in rank order; 0 where all documents are whole.
+    pub rows: usize,
+    /// Where this rank's part begins: its rows of shared documents lie there in their order.
+    pub own: usize,
+    /// All slices of the shared documents that have rows here, whoever has them, ascending by document and position. `row` is the
+    /// place in the buffer.
+    pub slices: Vec<QuerySlice>,
+}
+
+impl AttentionPlan {
     /// Whole documents of these lengths, one after another, that need nothing from other ranks.
-    pub fn whole(lengths: &[usize]) -> KeyBlocks {
-        let mut plan = KeyBlocks::default();
+    pub fn whole(lengths: &[usize]) -> AttentionPlan {
+        let mut plan = AttentionPlan::default();
         let mut row = 0;
         for (document, &length) in lengths.iter().enumerate() {
             if length > 0 {
@@ -127,7 +143,43 @@ impl KeyBlocks {
     pub fn block_numbers(key_value_heads: usize, head_dim: usize) -> usize {
         2 * key_value_heads * KEYS_PER_BLOCK * head_dim
     }
+
+    /// Numbers of a row of exchanged queries for so many query heads. A statistic in f32 takes the room of two; rows start at multiples of
+    /// 8 numbers, 16 bytes of bf16.
+    pub fn query_numbers(query_heads: usize, head_dim: usize) -> usize {
+        2 * query_heads * head_dim + (4 * query_heads).next_multiple_of(8)
+    }
+
+    /// The slices here, those of documents that other ranks share or those of whole ones.
+    pub fn slices_of(&self, shared: bool) -> impl Iterator<Item = &QuerySlice> {
+        let is_shared = |document: usize| self.queries.slices.binary_search_by_key(&document, |slice| slice.document).is_ok();
+        self.slices.iter().filter(move |slice| is_shared(slice.document) == shared)
+    }
+
+    /// Of each row that this rank contributes to the exchange of queries, in that order: its row in the pass.
+    pub fn contributed_rows(&self) -> impl Iterator<Item = usize> {
+        self.slices_of(true).flat_map(|slice| slice.row..slice.row + slice.length)
+    }
 }
+
+/// What attention left behind and what came back to it, by row: the backward's inputs.
+pub struct AttendedRows<'a, D: Device> {
+    /// `[rows, projected_width]`
+    pub rotated: &'a D::Buffer,
+    /// `[rows, query_width]` the gradient of the output.
+    pub doutput: &'a D::Buffer,
+    /// `[rows, query_heads]`
+    pub log_sum_exp: &'a D::Buffer,
+    /// `[rows, query_heads]` from [`Device::attention_delta`].
+    pub delta: &'a D::Buffer,
+}
+
+impl<D: Device> Clone for AttendedRows<'_, D> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<D: Device> Copy for AttendedRows<'_, D> {}
 
 /// What is applied to projected rows before attention.
 pub struct Rotation<'a, D: Device> {
@@ -369,7 +421,7 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
         rotated: &Self::Buffer,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &mut Self::Buffer,
     );
     /// Attends each row to all keys of its document up to its own: the columns of `range`'s query heads in `output: [rows, query_width]`
@@ -380,34 +432,35 @@ pub trait Device: Clone + Send + Sync + Sized + 'static {
         rotated: &Self::Buffer,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &Self::Buffer,
         output: &mut Self::Buffer,
         log_sum_exp: &mut Self::Buffer,
     );
-    /// Backward of [`Device::block_attention`]: overwrites the columns of `range`'s query heads in `drotated: [rows, projected_width]`,
-    /// and all of `dblocks`, which is 0 where none of these rows attends.
+    /// `delta[row, head]`, the sum over the head's columns of `doutput * output`, both `[rows, query_width]`: what the backward takes from the
+    /// gradient of each probability.
+    fn attention_delta(&self, doutput: &Self::Buffer, output: &Self::Buffer, heads: Heads, rows: usize, delta: &mut Self::Buffer);
+    /// Copies this rank's rows of shared documents to its part of `queries` (see [`SharedQueries`]), for the query heads of `range`.
+    fn write_shared_queries(
+        &self,
+        rows: AttendedRows<'_, Self>,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &AttentionPlan,
+        queries: &mut Self::Buffer,
+    );
+    /// Backward of [`Device::write_key_blocks`] and [`Device::block_attention`]: overwrites the columns of `range`'s query, key and value
+    /// heads in `drotated: [rows, projected_width]`. A key's gradient sums over all queries of its document in their order: those of shared
+    /// documents are in `queries`, so that its bits do not depend on which rank computed what.
     #[allow(clippy::too_many_arguments)]
     fn block_attention_backward(
         &self,
-        doutput: &Self::Buffer,
-        rotated: &Self::Buffer,
-        output: &Self::Buffer,
-        log_sum_exp: &Self::Buffer,
+        rows: AttendedRows<'_, Self>,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &Self::Buffer,
-        drotated: &mut Self::Buffer,
-        dblocks: &mut Self::Buffer,
-    );
-    /// Backward of [`Device::write_key_blocks`]: overwrites the key and value columns of `range` in `drotated`.
-    fn read_key_block_gradients(
-        &self,
-        dblocks: &Self::Buffer,
-        heads: Heads,
-        range: Range<usize>,
-        plan: &KeyBlocks,
+        queries: &Self::Buffer,
         drotated: &mut Self::Buffer,
     );
 

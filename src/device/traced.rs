@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ops::{
-    AdamWStep, Cotangents, Device, Heads, KeyBlocks, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients,
-    Scores, Span,
+    AdamWStep, AttendedRows, AttentionPlan, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation,
+    RotationGradients, Scores, Span,
 };
 use super::peaks::Peaks;
 
@@ -105,12 +105,17 @@ fn rotation<'a, D: Device>(rotation: &Rotation<'a, Traced<D>>) -> Rotation<'a, D
     Rotation { heads, bias, query_key_norms, norm_epsilon, table, positions }
 }
 
+fn attended<'a, D: Device>(rows: AttendedRows<'a, Traced<D>>) -> AttendedRows<'a, D> {
+    let AttendedRows { rotated, doutput, log_sum_exp, delta } = rows;
+    AttendedRows { rotated, doutput, log_sum_exp, delta }
+}
+
 fn total(spans: &[Span]) -> usize {
     spans.iter().map(|span| span.length).sum()
 }
 
 /// Rows, query heads and key/value heads of the range, and their dimension.
-fn block_shape(plan: &KeyBlocks, heads: Heads, range: &Range<usize>) -> [usize; 4] {
+fn block_shape(plan: &AttentionPlan, heads: Heads, range: &Range<usize>) -> [usize; 4] {
     [plan.rows(), range.len() * heads.group(), range.len(), heads.head_dim]
 }
 
@@ -296,7 +301,14 @@ impl<D: Device> Device for Traced<D> {
         self.run("attention", &shape, |device| device.attention(rotated, heads, spans, caches, output, log_sum_exp));
     }
 
-    fn write_key_blocks(&self, rotated: &D::Buffer, heads: Heads, range: Range<usize>, plan: &KeyBlocks, blocks: &mut D::Buffer) {
+    fn write_key_blocks(
+        &self,
+        rotated: &D::Buffer,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &AttentionPlan,
+        blocks: &mut D::Buffer,
+    ) {
         self.run("write_key_blocks", &block_shape(plan, heads, &range), |device| {
             device.write_key_blocks(rotated, heads, range, plan, blocks);
         });
@@ -306,7 +318,7 @@ impl<D: Device> Device for Traced<D> {
         rotated: &D::Buffer,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &D::Buffer,
         output: &mut D::Buffer,
         log_sum_exp: &mut D::Buffer,
@@ -315,33 +327,35 @@ impl<D: Device> Device for Traced<D> {
             device.block_attention(rotated, heads, range, plan, blocks, output, log_sum_exp);
         });
     }
-    fn block_attention_backward(
-        &self,
-        doutput: &D::Buffer,
-        rotated: &D::Buffer,
-        output: &D::Buffer,
-        log_sum_exp: &D::Buffer,
-        heads: Heads,
-        range: Range<usize>,
-        plan: &KeyBlocks,
-        blocks: &D::Buffer,
-        drotated: &mut D::Buffer,
-        dblocks: &mut D::Buffer,
-    ) {
-        self.run("block_attention_backward", &block_shape(plan, heads, &range), |device| {
-            device.block_attention_backward(doutput, rotated, output, log_sum_exp, heads, range, plan, blocks, drotated, dblocks);
+    fn attention_delta(&self, doutput: &D::Buffer, output: &D::Buffer, heads: Heads, rows: usize, delta: &mut D::Buffer) {
+        self.run("attention_delta", &[rows, heads.query_heads, heads.head_dim], |device| {
+            device.attention_delta(doutput, output, heads, rows, delta);
         });
     }
-    fn read_key_block_gradients(
+    fn write_shared_queries(
         &self,
-        dblocks: &D::Buffer,
+        rows: AttendedRows<'_, Self>,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
+        queries: &mut D::Buffer,
+    ) {
+        self.run("write_shared_queries", &block_shape(plan, heads, &range), |device| {
+            device.write_shared_queries(attended(rows), heads, range, plan, queries);
+        });
+    }
+    fn block_attention_backward(
+        &self,
+        rows: AttendedRows<'_, Self>,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &AttentionPlan,
+        blocks: &D::Buffer,
+        queries: &D::Buffer,
         drotated: &mut D::Buffer,
     ) {
-        self.run("read_key_block_gradients", &block_shape(plan, heads, &range), |device| {
-            device.read_key_block_gradients(dblocks, heads, range, plan, drotated);
+        self.run("block_attention_backward", &block_shape(plan, heads, &range), |device| {
+            device.block_attention_backward(attended(rows), heads, range, plan, blocks, queries, drotated);
         });
     }
 

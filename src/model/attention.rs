@@ -1,10 +1,11 @@
-//! Where the rows of a pass find the keys and values that they attend to: in blocks, which ranks may share, or in caches.
+//! Where the rows of a pass find the keys and values that they attend to, and in the backward the queries that attend to their keys: in
+//! blocks and rows that ranks bring to each other, or in caches.
 
 use std::ops::Range;
 
-use super::exchange::KeyValueExchange;
+use super::exchange::SequenceExchange;
 use super::generate::KeyValueCache;
-use crate::device::{Device, Heads, KeyBlocks, Role, Span};
+use crate::device::{AttendedRows, AttentionPlan, Device, Heads, Role, Span};
 
 /// Attention as the layers of a pass want it.
 pub(super) trait Attention<D: Device> {
@@ -28,17 +29,17 @@ impl<D: Device> Attention<D> for CacheAttention<'_, '_, D> {
     }
 }
 
-/// Buffers of blocks of keys and values, kept from layer to layer and from pass to pass.
+/// Buffers of what attention exchanges, kept from layer to layer and from pass to pass.
 pub(super) struct BlockBuffers<D: Device> {
-    /// `[head groups]`
+    /// `[head groups]` blocks of keys and values.
     blocks: Vec<D::Buffer>,
-    /// One, or two where there are several groups: one is reduced while the next is computed.
-    gradients: Vec<D::Buffer>,
+    /// Shared queries of one group, or of two where there are several: of the one that computes and of the one that travels.
+    queries: Vec<D::Buffer>,
 }
 
 impl<D: Device> BlockBuffers<D> {
     pub fn new() -> Self {
-        BlockBuffers { blocks: Vec::new(), gradients: Vec::new() }
+        BlockBuffers { blocks: Vec::new(), queries: Vec::new() }
     }
 }
 
@@ -48,12 +49,24 @@ fn head_ranges(key_value_heads: usize, groups: usize) -> Vec<Range<usize>> {
     (0..groups).map(|group| group * key_value_heads / groups..(group + 1) * key_value_heads / groups).collect()
 }
 
-/// Numbers of the buffers of `blocks` blocks and of their gradients, as `(activations, gradients)`.
-pub(crate) fn block_buffer_numbers(heads: Heads, head_groups: usize, blocks: usize) -> (usize, usize) {
-    let ranges = head_ranges(heads.key_value_heads, head_groups);
-    let numbers = |range: &Range<usize>| blocks * KeyBlocks::block_numbers(range.len(), heads.head_dim);
-    let largest = ranges.iter().map(numbers).max().unwrap_or(0);
-    (ranges.iter().map(numbers).sum(), ranges.len().min(2) * largest)
+/// Numbers of a row of exchanged queries in all buffers that hold some.
+pub(crate) fn held_query_numbers(heads: Heads, head_groups: usize) -> usize {
+    query_buffers(heads, &head_ranges(heads.key_value_heads, head_groups)).sum()
+}
+
+/// Numbers of a row of exchanged queries over all groups of heads.
+pub(crate) fn exchanged_query_numbers(heads: Heads, head_groups: usize) -> usize {
+    head_ranges(heads.key_value_heads, head_groups).iter().map(|range| query_numbers(heads, range)).sum()
+}
+
+fn query_numbers(heads: Heads, range: &Range<usize>) -> usize {
+    AttentionPlan::query_numbers(range.len() * heads.group(), heads.head_dim)
+}
+
+/// Numbers of a row in each buffer of queries: groups take turns in them.
+fn query_buffers(heads: Heads, ranges: &[Range<usize>]) -> impl Iterator<Item = usize> {
+    let largest = ranges.iter().map(|range| query_numbers(heads, range)).max().unwrap_or(0);
+    std::iter::repeat_n(largest, ranges.len().min(2))
 }
 
 /// Training: whole documents, or this rank's part of them, over blocks. Key/value heads come in groups, one of which travels while
@@ -61,8 +74,8 @@ pub(crate) fn block_buffer_numbers(heads: Heads, head_groups: usize, blocks: usi
 pub(super) struct BlockAttention<'a, D: Device> {
     device: &'a D,
     heads: Heads,
-    plan: &'a KeyBlocks,
-    exchange: &'a mut dyn KeyValueExchange<D>,
+    plan: &'a AttentionPlan,
+    exchange: &'a mut dyn SequenceExchange<D>,
     ranges: Vec<Range<usize>>,
     buffers: &'a mut BlockBuffers<D>,
 }
@@ -71,44 +84,29 @@ impl<'a, D: Device> BlockAttention<'a, D> {
     pub fn new(
         device: &'a D,
         heads: Heads,
-        plan: &'a KeyBlocks,
-        exchange: &'a mut dyn KeyValueExchange<D>,
+        plan: &'a AttentionPlan,
+        exchange: &'a mut dyn SequenceExchange<D>,
         buffers: &'a mut BlockBuffers<D>,
     ) -> Self {
         let ranges = head_ranges(heads.key_value_heads, exchange.head_groups());
-        let numbers = ranges.iter().map(|range| plan.blocks * KeyBlocks::block_numbers(range.len(), heads.head_dim));
+        let numbers = ranges.iter().map(|range| plan.blocks * AttentionPlan::block_numbers(range.len(), heads.head_dim));
         reserve(device, Role::Activations, &mut buffers.blocks, numbers);
         BlockAttention { device, heads, plan, exchange, ranges, buffers }
     }
 
     /// Fills the blocks with a layer's keys and values, of all ranks, and hands each group to `ready` while the next one travels.
-    ///
-    /// ```text
-    /// travel   |         | gather 0 | gather 1 | gather 2 |
-    /// compute  | write 0 | write 1  | ready 0  | ready 1  | ready 2
-    ///          |         |          | write 2  |          |
-    /// ```
     fn fill(&mut self, rotated: &D::Buffer, ready: &mut dyn FnMut(Range<usize>, &D::Buffer)) {
-        let (ranges, blocks) = (&self.ranges, &mut self.buffers.blocks[..self.ranges.len()]);
-        let write = |group: usize, blocks: &mut D::Buffer| {
-            self.device.write_key_blocks(rotated, self.heads, ranges[group].clone(), self.plan, blocks);
-        };
-        write(0, &mut blocks[0]);
-        for group in 0..ranges.len() {
-            let (before, rest) = blocks.split_at_mut(group);
-            let (here, after) = rest.split_at_mut(1);
-            self.exchange.gather(&mut here[0], share(self.plan, self.heads, &ranges[group]), &mut || {
-                if let Some(blocks) = before.last() {
-                    ready(ranges[group - 1].clone(), blocks);
-                }
-                if let Some(blocks) = after.first_mut() {
-                    write(group + 1, blocks);
-                }
-            });
-        }
-        if let (Some(range), Some(blocks)) = (ranges.last(), blocks.last()) {
-            ready(range.clone(), blocks);
-        }
+        let (device, heads, plan, ranges) = (self.device, self.heads, self.plan, &self.ranges);
+        let share = |range: &Range<usize>| plan.shared * AttentionPlan::block_numbers(range.len(), heads.head_dim);
+        let blocks = &mut self.buffers.blocks[..ranges.len()];
+        in_groups::<D>(
+            self.exchange,
+            ranges,
+            blocks,
+            share,
+            &mut |range, blocks| device.write_key_blocks(rotated, heads, range, plan, blocks),
+            &mut |group, blocks| ready(ranges[group].clone(), blocks),
+        );
     }
 
     /// Fills the blocks with the keys and values of a layer whose forward lies back.
@@ -116,56 +114,35 @@ impl<'a, D: Device> BlockAttention<'a, D> {
         self.fill(rotated, &mut |_, _| {});
     }
 
-    /// `drotated: [rows, projected_width]` from the layer's blocks and what [`Attention::attend`] gave.
-    ///
-    /// ```text
-    /// travel   |            | reduce 0   | reduce 1   |
-    /// compute  | backward 0 | backward 1 | backward 2 |
-    /// ```
+    /// `drotated: [rows, projected_width]` from the layer's blocks and what [`Attention::attend`] gave. `delta: [rows, query_heads]` is
+    /// room to work in.
     pub fn backward(
         &mut self,
         dattended: &D::Buffer,
         rotated: &D::Buffer,
         attended: &D::Buffer,
         log_sum_exp: &D::Buffer,
+        delta: &mut D::Buffer,
         drotated: &mut D::Buffer,
     ) {
-        let (device, heads, plan) = (self.device, self.heads, self.plan);
-        let groups = self.ranges.len();
-        let largest = self.ranges.iter().map(|range| KeyBlocks::block_numbers(range.len(), heads.head_dim)).max().unwrap_or(0);
-        let numbers = std::iter::repeat_n(plan.blocks * largest, groups.min(2));
-        reserve(device, Role::Gradients, &mut self.buffers.gradients, numbers);
-        let (ranges, BlockBuffers { blocks, gradients }) = (&self.ranges, &mut *self.buffers);
-        let backward = |group: usize, drotated: &mut D::Buffer, dblocks: &mut D::Buffer| {
-            let range = ranges[group].clone();
-            let blocks = &blocks[group];
-            device.block_attention_backward(
-                dattended,
-                rotated,
-                attended,
-                log_sum_exp,
-                heads,
-                range,
-                plan,
-                blocks,
-                drotated,
-                dblocks,
-            );
-        };
-        let (first, rest) = gradients.split_at_mut(1);
-        let (mut here, mut other) = (&mut first[0], rest.first_mut());
-        backward(0, drotated, here);
-        for (group, range) in ranges.iter().enumerate() {
-            self.exchange.reduce(here, share(plan, heads, range), &mut || {
-                if let (Some(dblocks), true) = (&mut other, group + 1 < groups) {
-                    backward(group + 1, drotated, dblocks);
-                }
-            });
-            device.read_key_block_gradients(here, heads, range.clone(), plan, drotated);
-            if let Some(other) = &mut other {
-                std::mem::swap(&mut here, other);
-            }
-        }
+        let (device, heads, plan, ranges) = (self.device, self.heads, self.plan, &self.ranges);
+        device.attention_delta(dattended, attended, heads, plan.rows(), delta);
+        let rows = AttendedRows { rotated, doutput: dattended, log_sum_exp, delta };
+        let all_rows = self.exchange.ranks() * plan.queries.rows;
+        let BlockBuffers { blocks, queries } = &mut *self.buffers;
+        reserve(device, Role::Activations, queries, query_buffers(heads, ranges).map(|numbers| all_rows * numbers));
+        let share = |range: &Range<usize>| plan.queries.rows * query_numbers(heads, range);
+        in_groups::<D>(
+            self.exchange,
+            ranges,
+            &mut queries[..ranges.len().min(2)],
+            share,
+            &mut |range, queries| device.write_shared_queries(rows, heads, range, plan, queries),
+            &mut |group, queries| {
+                let range = ranges[group].clone();
+                device.block_attention_backward(rows, heads, range, plan, &blocks[group], queries, drotated);
+            },
+        );
     }
 }
 
@@ -179,9 +156,41 @@ impl<D: Device> Attention<D> for BlockAttention<'_, D> {
     }
 }
 
-/// Numbers that each rank contributes to the exchange of some key/value heads.
-fn share(plan: &KeyBlocks, heads: Heads, range: &Range<usize>) -> usize {
-    plan.shared * KeyBlocks::block_numbers(range.len(), heads.head_dim)
+/// Exchanges something of each group of heads: `write` fills this rank's part of a buffer, `share` numbers of which travel, and `ready`
+/// is handed the group with all ranks' parts while the next one travels. Groups take turns in the buffers: one for each, or two.
+///
+/// ```text
+/// travel   |         | gather 0 | gather 1 | gather 2 |
+/// compute  | write 0 | write 1  | ready 0  | ready 1  | ready 2
+///          |         |          | write 2  |          |
+/// ```
+fn in_groups<D: Device>(
+    exchange: &mut dyn SequenceExchange<D>,
+    ranges: &[Range<usize>],
+    buffers: &mut [D::Buffer],
+    share: impl Fn(&Range<usize>) -> usize,
+    write: &mut dyn FnMut(Range<usize>, &mut D::Buffer),
+    ready: &mut dyn FnMut(usize, &D::Buffer),
+) {
+    fn other<'a, B>(before: &'a mut [B], after: &'a mut [B], index: usize) -> &'a mut B {
+        let here = before.len();
+        if index < here { &mut before[index] } else { &mut after[index - here - 1] }
+    }
+    let (count, last) = (buffers.len(), ranges.len() - 1);
+    write(ranges[0].clone(), &mut buffers[0]);
+    for (group, range) in ranges.iter().enumerate() {
+        let (before, rest) = buffers.split_at_mut(group % count);
+        let (here, after) = rest.split_at_mut(1);
+        exchange.gather(&mut here[0], share(range), &mut || {
+            if group > 0 {
+                ready(group - 1, other(before, after, (group - 1) % count));
+            }
+            if group < last {
+                write(ranges[group + 1].clone(), other(before, after, (group + 1) % count));
+            }
+        });
+    }
+    ready(last, &buffers[last % count]);
 }
 
 /// Makes the buffers at least as long as `numbers` says. What must grow is dropped first.

@@ -118,7 +118,7 @@ impl<D: Device> Layer<'_, D> {
         device.linear_input_gradient(&shared.dstream, self.linear(names.output), &mut shared.dattended, rows);
         let output = gradients.get(names.output);
         device.linear_weight_gradient(&shared.dstream, attended, output, rows, hidden, heads.query_width());
-        attention.backward(&shared.dattended, rotated, attended, log_sum_exp, &mut shared.dprojected);
+        attention.backward(&shared.dattended, rotated, attended, log_sum_exp, &mut shared.delta, &mut shared.dprojected);
         let projected = projected.as_ref().unwrap_or(&shared.projected);
         let (query, key) = names.query_key_norms.unzip();
         let [bias, query, key] = gradients.get_several([names.projection_bias, query, key]);

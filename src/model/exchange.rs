@@ -1,8 +1,8 @@
-//! What a pass asks of other ranks: tensors that are stored in shards, and the keys and values of documents that several
+//! What a pass asks of other ranks: tensors that are stored in shards, and the keys, values and queries of documents that several
 //! ranks share. The model is written as if for one device; who implements these traits decides where everything lies.
 
 use super::parameters::Parameter;
-use crate::device::{Device, KeyBlocks};
+use crate::device::{AttentionPlan, Device};
 use crate::types::Batch;
 
 /// Tensors that a pass needs at the same time, and that travel together.
@@ -86,30 +86,30 @@ pub trait ParameterSource<D: Device> {
     fn finish_backward(&mut self);
 }
 
-/// Moves keys and values between the ranks that share the documents of a batch.
-pub trait KeyValueExchange<D: Device> {
+/// Brings keys, values and queries to the ranks that share the documents of a batch.
+pub trait SequenceExchange<D: Device> {
+    /// That share them, this one included.
+    fn ranks(&self) -> usize;
+
     /// Into how many groups of key/value heads a layer's exchange is cut, so that one travels while another computes. At least 1.
     fn head_groups(&self) -> usize;
 
-    /// `blocks` holds `share` numbers of every rank from its start on, of which this rank's are filled: fills the others. `meanwhile`
+    /// `buffer` holds `share` numbers of every rank from its start on, of which this rank's are filled: fills the others. `meanwhile`
     /// runs beside it, once, and touches other buffers. `share` is the same on all ranks, and 0 where all documents are whole.
-    fn gather(&mut self, blocks: &mut D::Buffer, share: usize, meanwhile: &mut dyn FnMut());
-
-    /// `gradients` is laid out alike: makes this rank's `share` the sum over all ranks; the others are undefined then.
-    fn reduce(&mut self, gradients: &mut D::Buffer, share: usize, meanwhile: &mut dyn FnMut());
+    fn gather(&mut self, buffer: &mut D::Buffer, share: usize, meanwhile: &mut dyn FnMut());
 }
 
 /// Nothing to exchange: every document is whole.
 pub struct NoExchange;
 
-impl<D: Device> KeyValueExchange<D> for NoExchange {
+impl<D: Device> SequenceExchange<D> for NoExchange {
+    fn ranks(&self) -> usize {
+        1
+    }
     fn head_groups(&self) -> usize {
         1
     }
     fn gather(&mut self, _: &mut D::Buffer, _: usize, meanwhile: &mut dyn FnMut()) {
-        meanwhile();
-    }
-    fn reduce(&mut self, _: &mut D::Buffer, _: usize, meanwhile: &mut dyn FnMut()) {
         meanwhile();
     }
 }
@@ -125,7 +125,7 @@ pub struct TrainingPass {
     pub scored_rows: Vec<usize>,
     /// `[scored_rows]` the token that each predicts: taken before the batch was cut, for it may lie on another rank.
     pub targets: Vec<u32>,
-    pub keys: KeyBlocks,
+    pub attention: AttentionPlan,
 }
 
 impl TrainingPass {
@@ -137,7 +137,7 @@ impl TrainingPass {
             positions: lengths.iter().flat_map(|&length| 0..length).collect(),
             scored_rows: batch.scored_rows.clone(),
             targets: batch.targets(),
-            keys: KeyBlocks::whole(&lengths),
+            attention: AttentionPlan::whole(&lengths),
         }
     }
 }

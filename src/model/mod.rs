@@ -33,7 +33,7 @@ use std::sync::Arc;
 pub use crate::device::{Cotangents, Scores};
 pub use config::{Family, ModelConfig};
 pub use error::ModelError;
-pub use exchange::{KeyValueExchange, NoExchange, ParameterSource, TrainingPass, Unit, UnitGradients, UnitTensors};
+pub use exchange::{NoExchange, ParameterSource, SequenceExchange, TrainingPass, Unit, UnitGradients, UnitTensors};
 pub use flops::StepFlops;
 pub use generate::{Extension, Hidden, KeyValueCache};
 pub use network::{Network, PassSettings};
@@ -42,9 +42,9 @@ pub use rope::{RopeSettings, RopeType, Yarn};
 pub use shapes::shape_names;
 pub use whole::Whole;
 
-use crate::device::{Device, KEYS_PER_BLOCK, Role};
+use crate::device::{AttentionPlan, Device, KEYS_PER_BLOCK, Role};
 use crate::types::{Batch, write_atomically};
-pub(crate) use attention::block_buffer_numbers;
+pub(crate) use attention::{exchanged_query_numbers, held_query_numbers};
 pub(crate) use initial::initial_values;
 pub(crate) use parameters::{Entry, Layout, Parameter, Part};
 pub(crate) use rotary::rotary_table_bytes;
@@ -177,7 +177,7 @@ impl<D: Device> Model<D> {
         let packed = self.parameters.iter().filter_map(|parameter| parameter.packed.as_ref());
         let heads = self.config().heads();
         let activation_bytes = self.device().activation_bytes();
-        let (blocks, block_gradients) = block_buffer_numbers(heads, 1, 1);
+        let block = AttentionPlan::block_numbers(heads.key_value_heads, heads.head_dim);
         Memory {
             weights,
             packed: packed.map(|packed| self.device().packed_bytes(packed)).sum(),
@@ -185,7 +185,7 @@ impl<D: Device> Model<D> {
             optimizer: 2 * weights,
             activations_per_token: bytes_per_token(self.config(), recompute, activation_bytes)
                 + bytes_per_scored_row(self.config(), activation_bytes)
-                + (blocks * activation_bytes + block_gradients * float) / KEYS_PER_BLOCK,
+                + block / KEYS_PER_BLOCK * activation_bytes,
             key_values_per_token: 2 * heads.key_value_width() * self.config().layers * activation_bytes,
         }
     }

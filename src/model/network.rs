@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::attention::{BlockAttention, BlockBuffers};
 use super::config::ModelConfig;
-use super::exchange::{KeyValueExchange, NoExchange, ParameterSource, TrainingPass, Unit, UnitTensors};
+use super::exchange::{NoExchange, ParameterSource, SequenceExchange, TrainingPass, Unit, UnitTensors};
 use super::forward::Rows;
 use super::parameters::Layout;
 use super::rope::RopeSettings;
@@ -84,7 +84,7 @@ impl<D: Device> Network<D> {
     pub fn score(
         &self,
         source: &mut dyn ParameterSource<D>,
-        exchange: &mut dyn KeyValueExchange<D>,
+        exchange: &mut dyn SequenceExchange<D>,
         pass: &TrainingPass,
         temperature: f32,
     ) -> Scores {
@@ -99,13 +99,13 @@ impl<D: Device> Network<D> {
     fn forward_to_head(
         &self,
         source: &mut dyn ParameterSource<D>,
-        exchange: &mut dyn KeyValueExchange<D>,
+        exchange: &mut dyn SequenceExchange<D>,
         pass: &TrainingPass,
         head: &mut dyn FnMut(&UnitTensors<'_, D>, &D::Buffer),
     ) {
         let mut memory = self.memory();
         let Memory { workspace, blocks } = &mut *memory;
-        let mut attention = BlockAttention::new(&self.device, self.config.heads(), &pass.keys, exchange, blocks);
+        let mut attention = BlockAttention::new(&self.device, self.config.heads(), &pass.attention, exchange, blocks);
         self.forward(workspace, source, &mut attention, Rows::of(pass), Keep::Nothing);
         source.forward(Unit::Head, None, &mut |tensors| {
             self.norm_scored(workspace, tensors, &pass.scored_rows, Keep::Nothing);
@@ -120,7 +120,7 @@ impl<D: Device> Network<D> {
     pub fn forward_backward(
         &self,
         source: &mut dyn ParameterSource<D>,
-        exchange: &mut dyn KeyValueExchange<D>,
+        exchange: &mut dyn SequenceExchange<D>,
         pass: &TrainingPass,
         settings: PassSettings,
         cotangents: impl FnOnce(&Scores) -> Cotangents,
@@ -129,7 +129,7 @@ impl<D: Device> Network<D> {
         let keep = Keep::for_backward(recompute);
         let mut memory = self.memory();
         let Memory { workspace, blocks } = &mut *memory;
-        let mut attention = BlockAttention::new(&self.device, self.config.heads(), &pass.keys, exchange, blocks);
+        let mut attention = BlockAttention::new(&self.device, self.config.heads(), &pass.attention, exchange, blocks);
         self.forward(workspace, source, &mut attention, Rows::of(pass), keep);
         let mut scores = Scores::default();
         let mut cotangents = Some(cotangents);

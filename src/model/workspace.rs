@@ -66,10 +66,11 @@ pub(crate) fn bytes_per_token(config: &ModelConfig, recompute: bool, activation_
     let (heads, keep) = (config.heads(), Keep::for_backward(recompute));
     let projections = if config.query_key_norms() { 2 } else { 1 };
     let layer = projections * heads.projected_width() + heads.query_width() + 2 * config.intermediate;
-    let layer = layer * activation_bytes + heads.query_heads * size_of::<f32>();
+    let statistic = heads.query_heads * size_of::<f32>();
+    let layer = layer * activation_bytes + statistic;
     let shared = 4 * config.hidden + 2 * heads.projected_width() + heads.query_width() + 2 * config.intermediate;
     let streams = keep.streams(config.layers) * config.hidden;
-    keep.activations(config.layers) * layer + (shared + streams) * activation_bytes
+    keep.activations(config.layers) * layer + (shared + streams) * activation_bytes + statistic
 }
 
 /// Bytes of the head's buffers per scored row.
@@ -99,6 +100,7 @@ pub(super) struct Shared<D: Device> {
     pub dnormed: D::Buffer,    // [T, h]
     pub dprojected: D::Buffer, // [T, p]
     pub dattended: D::Buffer,  // [T, a]
+    pub delta: D::Buffer,      // [T, query heads], statistics
     pub dactivated: D::Buffer, // [T, m]
 }
 
@@ -139,6 +141,7 @@ impl<D: Device> Shared<D> {
             dnormed: buffer(config.hidden),
             dprojected: buffer(heads.projected_width()),
             dattended: buffer(heads.query_width()),
+            delta: device.zeros(Role::Statistics, tokens * heads.query_heads),
             dactivated: buffer(config.intermediate),
         }
     }

@@ -1,19 +1,21 @@
 //! Context parallelism on the host: which rank computes which tokens of a packed batch.
 //!
-//! A causal query at position `p` attends to `p + 1` keys, so equal numbers of tokens are far from equal work. Long documents are cut
-//! into chunks of [`CHUNK_TOKENS`], and chunks and short documents are dealt out, heaviest first, each to the rank with the
-//! least so far. Short documents stay whole, and need nothing from other ranks.
+//! A causal query at position `p` attends to `p + 1` keys, so equal numbers of tokens are far from equal work; and in the backward a
+//! key sums over all queries after it, so that the work of keys falls where that of queries rises. Long documents are cut into chunks of
+//! [`CHUNK_TOKENS`], and a chunk goes with its mirror, the first with the last: such a pair attends to as many keys as queries attend to
+//! it, so that what balances the one balances the other. Pairs and short documents are dealt out, heaviest first, each to the rank with
+//! the least so far. Short documents stay whole, and need nothing from other ranks.
 //!
 //! **Bound.** With items of load at most `m`, the most loaded of `R` ranks carries at most `mean + m (1 - 1/R)` (Graham 1966): before
 //! its last item came it was the least loaded. A document stays whole only if it is at most an eighth of the mean or a single
-//! chunk, so no rank exceeds the mean by more than an eighth of it or one chunk, whichever is more.
+//! chunk, so no rank exceeds the mean by more than an eighth of it or one pair, whichever is more.
 //!
 //! The assignment is a function of the lengths alone: the same on every rank, with nothing to communicate.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::device::{KEYS_PER_BLOCK, KeyBlocks, QuerySlice};
+use crate::device::{AttentionPlan, KEYS_PER_BLOCK, QuerySlice, SharedQueries};
 use crate::model::{ModelConfig, StepFlops, TrainingPass};
 use crate::types::Batch;
 
@@ -70,30 +72,35 @@ impl ContextPlan {
     /// Deals the documents of a batch out to `ranks` ranks. A token costs the keys it attends to and `pairs_per_token`: 0
     /// balances the attention area alone, [`pairs_per_token`] the time of a model's step.
     ///
-    /// There may be more ranks than chunks: the last ranks then have no tokens. 0 ranks are read as 1.
+    /// There may be more ranks than pairs of chunks: the last ranks then have no tokens. 0 ranks are read as 1.
     pub fn new(lengths: &[usize], ranks: usize, pairs_per_token: usize) -> ContextPlan {
         let ranks = ranks.max(1);
         let whole = |length: usize| load(0, length, pairs_per_token);
         let total: u128 = lengths.iter().map(|&length| whole(length)).sum();
-        let mut items: Vec<Slice> = Vec::new();
+        // What one rank takes together: a short document, or a chunk and its mirror. The middle one of an odd number has none.
+        let mut items: Vec<Vec<Slice>> = Vec::new();
         for (document, &length) in lengths.iter().enumerate() {
             let short = length <= CHUNK_TOKENS || whole(length) * ranks as u128 * SHORT_DIVISOR <= total;
             let step = if short || ranks == 1 { length.max(1) } else { CHUNK_TOKENS };
             let firsts = (0..length).step_by(step);
-            items.extend(firsts.map(|first| Slice { document, first, length: step.min(length - first) }));
+            let chunks: Vec<Slice> = firsts.map(|first| Slice { document, first, length: step.min(length - first) }).collect();
+            let (early, late) = chunks.split_at(chunks.len().div_ceil(2));
+            let mirrors = late.iter().rev().map(Some).chain(std::iter::repeat(None));
+            items.extend(
+                early.iter().zip(mirrors).map(|(&chunk, mirror)| std::iter::once(chunk).chain(mirror.copied()).collect()),
+            );
         }
+        let weight = |item: &[Slice]| -> u128 { item.iter().map(|slice| load(slice.first, slice.length, pairs_per_token)).sum() };
         // The document's number comes last: documents of equal length are interchangeable.
-        items.sort_by_key(|item| {
-            (Reverse(load(item.first, item.length, pairs_per_token)), lengths[item.document], item.first, item.document)
-        });
+        items.sort_by_key(|item| (Reverse(weight(item)), lengths[item[0].document], item[0].first, item[0].document));
 
         let mut slices = vec![Vec::new(); ranks];
         let mut least_loaded: BinaryHeap<Reverse<(u128, usize)>> = (0..ranks).map(|rank| Reverse((0, rank))).collect();
         for item in items {
             if let Some(mut top) = least_loaded.peek_mut() {
                 let Reverse((carried, rank)) = &mut *top;
-                *carried += load(item.first, item.length, pairs_per_token);
-                slices[*rank].push(item);
+                *carried += weight(&item);
+                slices[*rank].extend(item);
             }
         }
         slices.iter_mut().for_each(join);
@@ -134,6 +141,15 @@ impl ContextPlan {
         self.load(rank, 0)
     }
 
+    /// Pairs of a key of this rank and a query that attends to it: what its gradients of keys and values sum over.
+    pub fn key_area(&self, rank: usize) -> u128 {
+        let seen = |slice: &Slice| {
+            let (after, length) = ((self.lengths[slice.document] - slice.first) as u128, slice.length as u128);
+            length * after - length * (length - 1) / 2
+        };
+        self.slices[rank].iter().map(seen).sum()
+    }
+
     /// What the rank carries, as [`ContextPlan::new`] counts it.
     pub fn load(&self, rank: usize, pairs_per_token: usize) -> u128 {
         self.slices[rank].iter().map(|slice| load(slice.first, slice.length, pairs_per_token)).sum()
@@ -154,13 +170,20 @@ impl ContextPlan {
         (0..self.ranks()).map(|rank| self.blocks_of(rank, true)).max().unwrap_or(0)
     }
 
+    /// Rows of queries that each rank contributes to the exchange of the backward: the most of any rank. 0 if every document is whole.
+    pub fn shared_rows(&self) -> usize {
+        let rows = |rank: usize| self.slices_of(rank, true).map(|slice| slice.length).sum();
+        (0..self.ranks()).map(rows).max().unwrap_or(0)
+    }
+
     /// Blocks of keys and values that the rank computes with: those of all ranks, then its own whole documents'.
     pub fn key_blocks(&self, rank: usize) -> usize {
         self.ranks() * self.shared_blocks() + self.blocks_of(rank, false)
     }
 
-    /// Where the keys and values lie that the rank's tokens attend to. Every rank has the same place for a shared block.
-    pub fn keys(&self, rank: usize) -> KeyBlocks {
+    /// Where the keys and values lie that the rank's tokens attend to, and the queries that attend to its keys. Every rank has the same
+    /// place for a shared block, and for a row of shared queries.
+    pub fn attention(&self, rank: usize) -> AttentionPlan {
         let shared = self.shared_blocks();
         let mut tables = vec![Vec::new(); self.lengths.len()];
         for slice in self.slices_of(rank, true) {
@@ -191,7 +214,26 @@ impl ContextPlan {
             row += length;
             QuerySlice { row: row - length, length, document, first }
         };
-        KeyBlocks { slices: self.slices[rank].iter().map(query_slice).collect(), tables, blocks, shared }
+        let slices = self.slices[rank].iter().map(query_slice).collect();
+        AttentionPlan { slices, tables, blocks, shared, queries: self.shared_queries(rank) }
+    }
+
+    fn shared_queries(&self, rank: usize) -> SharedQueries {
+        let rows = self.shared_rows();
+        let mut here = vec![false; self.lengths.len()];
+        self.slices_of(rank, true).for_each(|slice| here[slice.document] = true);
+        let mut slices = Vec::new();
+        for other in 0..self.ranks() {
+            let mut row = other * rows;
+            for &Slice { document, first, length } in self.slices_of(other, true) {
+                if here[document] {
+                    slices.push(QuerySlice { row, length, document, first });
+                }
+                row += length;
+            }
+        }
+        slices.sort_by_key(|slice| (slice.document, slice.first));
+        SharedQueries { rows, own: rank * rows, slices }
     }
 
     /// Row of each of the rank's tokens in the packed batch.
@@ -224,7 +266,7 @@ impl ContextPlan {
             positions: slices.flat_map(|slice| slice.first..slice.first + slice.length).collect(),
             scored_rows: (0..rows.len()).filter(|&local| is_scored(&rows[local])).collect(),
             targets: score_places.iter().map(|&place| batch.ids[batch.scored_rows[place] + 1]).collect(),
-            keys: self.keys(rank),
+            attention: self.attention(rank),
         };
         ContextShard { pass, score_places }
     }
@@ -272,15 +314,18 @@ mod tests {
         assert_eq!((plan.shared_blocks(), plan.key_blocks(0)), (4, 8));
     }
 
-    /// 1,000 tokens are long beside 100; the short one stays whole, though more ranks than chunks are there.
+    /// 1,000 tokens are long beside 100: four pairs, of areas 131,200 three times and 8,256 + 98,644. The short one stays whole, though more
+    /// ranks than pairs are there.
     #[test]
-    fn more_ranks_than_chunks() {
+    fn more_ranks_than_pairs() {
         let plan = ContextPlan::new(&[100, 0, 1000], 12, 0);
         let tokens: Vec<usize> = (0..12).map(|rank| plan.tokens(rank)).collect();
-        assert_eq!(tokens, [128, 104, 128, 128, 128, 128, 128, 128, 100, 0, 0, 0]);
-        assert_eq!(plan.slices(8), [slice(0, 0, 100)]);
+        assert_eq!(tokens, [256, 256, 256, 232, 100, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!((plan.slices(4), plan.slices(3)), (&[slice(0, 0, 100)][..], &[slice(2, 0, 128), slice(2, 896, 104)][..]));
         assert_eq!((plan.slices(11), plan.rows(11)), (&[][..], vec![]));
-        assert_eq!((plan.shared_blocks(), plan.key_blocks(8), plan.key_blocks(9)), (2, 26, 24));
+        assert_eq!((plan.area(0), plan.area(3), plan.key_area(3)), (131_200, 106_900, 125_332));
+        assert_eq!((plan.shared_blocks(), plan.key_blocks(4), plan.key_blocks(9)), (4, 50, 48));
+        assert_eq!((plan.shared_rows(), plan.attention(4).queries.slices.len()), (256, 0));
     }
 
     /// Qwen3-8B: 6 x (36 x 192,937,984 + 151,936 x 4,096) FLOPs per token, 12 x 36 x 4,096 per pair.
@@ -290,15 +335,35 @@ mod tests {
         assert_eq!(pairs_per_token(&config), 25_662);
     }
 
-    /// One document of 131,072 tokens: every rank within 1 % of the mean at any degree up to 16, in area and in tokens.
+    /// One document of 131,072 tokens: every rank within 1 % of the mean at any degree up to 16, in area, by queries and by keys, and in
+    /// tokens.
     #[test]
     fn a_long_document_is_balanced_closely() {
         for ranks in [2, 3, 4, 6, 8, 16] {
             let plan = ContextPlan::new(&[131_072], ranks, 0);
             let mean = 131_072.0 * 131_073.0 / 2.0 / ranks as f64;
             for rank in 0..ranks {
-                assert!((plan.area(rank) as f64 / mean - 1.0).abs() < 0.01, "{ranks} ranks, rank {rank}");
+                for area in [plan.area(rank), plan.key_area(rank)] {
+                    assert!((area as f64 / mean - 1.0).abs() < 0.01, "{ranks} ranks, rank {rank}");
+                }
                 assert!((plan.tokens(rank) as f64 * ranks as f64 / 131_072.0 - 1.0).abs() < 0.02, "{ranks} ranks, rank {rank}");
+            }
+        }
+    }
+
+    /// Several long documents: what balances the work of queries balances that of keys, though a rank has more of one document and less of
+    /// another.
+    #[test]
+    fn the_work_of_keys_is_balanced_too() {
+        for lengths in [&[100_000, 31_000][..], &[60_000, 40_000, 20_000, 11_000], &[131_072, 1000, 1000]] {
+            for (ranks, pairs_per_token) in [(3, 0), (8, 0), (8, 25_662), (16, 25_662)] {
+                let plan = ContextPlan::new(lengths, ranks, pairs_per_token);
+                let total: u128 = (0..ranks).map(|rank| plan.key_area(rank)).sum();
+                assert_eq!(total, (0..ranks).map(|rank| plan.area(rank)).sum());
+                for rank in 0..ranks {
+                    let share = plan.key_area(rank) as f64 * ranks as f64 / total as f64;
+                    assert!(share < 1.05, "{lengths:?}, {ranks} ranks, {pairs_per_token} a token, rank {rank}: {share}");
+                }
             }
         }
     }
@@ -384,8 +449,9 @@ mod tests {
             let plan = ContextPlan::new(&lengths, ranks, pairs_per_token);
             let mut places = vec![None; lengths.len()];
             for rank in 0..ranks {
-                let keys = plan.keys(rank);
+                let keys = plan.attention(rank);
                 prop_assert_eq!((keys.rows(), keys.blocks, keys.shared), (plan.tokens(rank), plan.key_blocks(rank), plan.shared_blocks()));
+                prop_assert_eq!((keys.queries.rows, keys.queries.own), (plan.shared_rows(), rank * plan.shared_rows()));
                 let mut own = Vec::new();
                 for slice in &keys.slices {
                     let table = &keys.tables[slice.document];
@@ -408,6 +474,40 @@ mod tests {
             }
         }
 
+        /// A rank's queries of shared documents lie in its part in their order, and every rank that has keys of a document finds all its queries,
+        /// ascending.
+        #[test]
+        fn every_query_of_a_shared_document_is_found(lengths in mixtures(), ranks in 1usize..12, pairs_per_token in 0usize..30_000) {
+            let plan = ContextPlan::new(&lengths, ranks, pairs_per_token);
+            let all: Vec<AttentionPlan> = (0..ranks).map(|rank| plan.attention(rank)).collect();
+            // Of each row of the exchange: whose query it is.
+            let mut queries = vec![None; ranks * plan.shared_rows()];
+            for attention in &all {
+                let contributed: Vec<usize> = attention.contributed_rows().collect();
+                prop_assert!(contributed.len() <= attention.queries.rows);
+                let mut positions = vec![None; attention.rows()];
+                for slice in &attention.slices {
+                    (0..slice.length).for_each(|row| positions[slice.row + row] = Some((slice.document, slice.first + row)));
+                }
+                for (place, row) in contributed.into_iter().enumerate() {
+                    queries[attention.queries.own + place] = positions[row];
+                }
+            }
+            for (rank, attention) in all.iter().enumerate() {
+                let mut found = Vec::new();
+                for slice in &attention.queries.slices {
+                    for row in 0..slice.length {
+                        prop_assert_eq!(queries[slice.row + row], Some((slice.document, slice.first + row)));
+                        found.push((slice.document, slice.first + row));
+                    }
+                }
+                let here = |document: &usize| plan.split[*document] && plan.slices(rank).iter().any(|slice| slice.document == *document);
+                let expected: Vec<(usize, usize)> =
+                    (0..lengths.len()).filter(here).flat_map(|document| (0..lengths[document]).map(move |position| (document, position))).collect();
+                prop_assert!(found == expected, "rank {} does not find every query in its order", rank);
+            }
+        }
+
         /// The bound of the module's head, in whole numbers.
         #[test]
         fn no_rank_carries_much_more_than_the_mean(
@@ -417,9 +517,10 @@ mod tests {
             let loads: Vec<u128> = (0..ranks).map(|rank| plan.load(rank, pairs_per_token)).collect();
             let (total, most) = (loads.iter().sum::<u128>(), loads.iter().max().copied().unwrap_or(0));
             let longest = lengths.iter().max().copied().unwrap_or(0);
-            let chunk = load(longest.saturating_sub(CHUNK_TOKENS), longest.min(CHUNK_TOKENS), pairs_per_token);
+            let last = load(longest.saturating_sub(CHUNK_TOKENS), longest.min(CHUNK_TOKENS), pairs_per_token);
+            let pair = last + load(0, longest.min(CHUNK_TOKENS), pairs_per_token);
             let share = ranks as u128;
-            prop_assert!(most * share <= total + (share - 1) * chunk.max(total / share / SHORT_DIVISOR), "{loads:?}");
+            prop_assert!(most * share <= total + (share - 1) * pair.max(total / share / SHORT_DIVISOR), "{loads:?}");
         }
 
         #[test]
@@ -434,7 +535,7 @@ mod tests {
             let plan = ContextPlan::new(&lengths, 1, pairs_per_token);
             prop_assert_eq!(plan.rows(0), (0..plan.total_tokens()).collect::<Vec<_>>());
             prop_assert_eq!(plan.shared_blocks(), 0);
-            prop_assert_eq!(plan.keys(0), KeyBlocks::whole(&lengths));
+            prop_assert_eq!(plan.attention(0), AttentionPlan::whole(&lengths));
         }
     }
 }

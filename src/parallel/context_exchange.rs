@@ -1,9 +1,9 @@
-//! What the ranks that share sequences exchange within a pass: keys, values, their gradients, and scores.
+//! What the ranks that share sequences exchange within a pass: keys, values, queries and scores.
 
 use super::links::Links;
 use super::sharded_parameters::or_unwind;
 use crate::device::{Cotangents, Device, Role, Scores};
-use crate::model::{KeyValueExchange, ModelConfig};
+use crate::model::{ModelConfig, SequenceExchange};
 
 /// The most groups of heads: the more, the less of an exchange has nothing to run beside; the fewer, the longer each message.
 const MOST_HEAD_GROUPS: usize = 4;
@@ -19,23 +19,20 @@ pub(super) struct ContextExchange<'a, D: Device> {
     pub head_groups: usize,
 }
 
-impl<D: Device> KeyValueExchange<D> for ContextExchange<'_, D> {
+impl<D: Device> SequenceExchange<D> for ContextExchange<'_, D> {
+    fn ranks(&self) -> usize {
+        self.links.ranks()
+    }
+
     fn head_groups(&self) -> usize {
         self.head_groups
     }
 
-    fn gather(&mut self, blocks: &mut D::Buffer, share: usize, meanwhile: &mut dyn FnMut()) {
+    fn gather(&mut self, buffer: &mut D::Buffer, share: usize, meanwhile: &mut dyn FnMut()) {
         if share == 0 {
             return meanwhile();
         }
-        or_unwind(self.links.overlapped(&mut |links| links.all_gather(blocks, share), meanwhile));
-    }
-
-    fn reduce(&mut self, gradients: &mut D::Buffer, share: usize, meanwhile: &mut dyn FnMut()) {
-        if share == 0 {
-            return meanwhile();
-        }
-        or_unwind(self.links.overlapped(&mut |links| links.reduce_scatter(gradients, share), meanwhile));
+        or_unwind(self.links.overlapped(&mut |links| links.all_gather(buffer, share), meanwhile));
     }
 }
 

@@ -94,7 +94,8 @@ pub const MEMORY_SHARE: f64 = 0.90;
 /// Products over the causal half of attention's square: scores and outputs forward; in the backward scores and the probabilities'
 /// gradients twice (once for keys and values, once for queries, so that nothing is added in a changing order), dV, dK, dQ.
 const FORWARD_PRODUCTS: f64 = 2.0;
-const BACKWARD_PRODUCTS: f64 = 7.0;
+const BACKWARD_QUERY_PRODUCTS: f64 = 3.0;
+const BACKWARD_KEY_PRODUCTS: f64 = 4.0;
 
 /// One global batch of equal sequences; a micro-batch is one of them over the ranks of a context group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +198,7 @@ impl StepEstimate {
         for &transfer in &stage.transfers {
             let moved = LinkBytes::of(transfer, mesh);
             bytes.add(moved, 1);
-            if matches!(transfer.collective, Collective::GatherKeysValues | Collective::ScatterKeyValueGradients) {
+            if matches!(transfer.collective, Collective::GatherKeysValues | Collective::GatherQueries) {
                 first_group += moved.seconds(gpu) / head_groups(config, mesh.context()) as f64;
             }
             let payload = self.payload_bytes.entry(transfer.collective.name()).or_default();
@@ -264,15 +265,18 @@ impl WorkSeconds {
         for rank in (0..plan.ranks()).filter(|&rank| plan.tokens(rank) > 0) {
             let token_share = plan.tokens(rank) as f64 / context as f64;
             let area_share = plan.area(rank) as f64 / total_area as f64;
+            let key_area_share = plan.key_area(rank) as f64 / total_area as f64;
             let layers = config.layers as f64;
             // A third of the FLOPs is the forward's; the backward may compute a layer's forward once more, the head does its logits.
             let matrices = |flops: f64, share: f64| token_share * flops * share / (MATRIX_SHARE * peaks.tensor_flops);
             let layer = layers_only.matrices / layers;
-            let product = area_share * layers_only.attention_squares / layers / peaks.tensor_flops;
-            let attention = product * FORWARD_PRODUCTS / ATTENTION_FORWARD_SHARE;
+            let products = |share: f64, count: f64| share * count * layers_only.attention_squares / layers / peaks.tensor_flops;
+            let attention = products(area_share, FORWARD_PRODUCTS) / ATTENTION_FORWARD_SHARE;
+            let attention_backward =
+                products(area_share, BACKWARD_QUERY_PRODUCTS) + products(key_area_share, BACKWARD_KEY_PRODUCTS);
             let passes = MemoryBound::of(config, plan.tokens(rank), peaks);
             let forward = matrices(layer, 1.0 / 3.0) + attention + passes.forward;
-            let backward = matrices(layer, 2.0 / 3.0) + product * BACKWARD_PRODUCTS / ATTENTION_BACKWARD_SHARE + passes.backward;
+            let backward = matrices(layer, 2.0 / 3.0) + attention_backward / ATTENTION_BACKWARD_SHARE + passes.backward;
             let head = matrices(with_head.matrices - layers_only.matrices, 4.0 / 3.0) + passes.head;
             slowest = WorkSeconds {
                 start: slowest.start.max(passes.start),
@@ -375,17 +379,14 @@ mod tests {
         let estimate = estimate("tiny", 1, 2, 2, 512, 2);
         let weights = 2 * 56_320 + 2 * (2 * 196_608 + 4 * 320) + 4 * 128;
         let gradients = 4 * (56_320 + 2 * 196_928 + 128);
-        let (keys, key_gradients, scores) = (2 * 2 * 512 * 128 * 2, 2 * 512 * 128 * 4, 4 * 2 * 512);
+        let (keys, queries, scores) = (2 * 2 * 512 * 128 * 2, 2 * 512 * 2 * 136 * 2, 4 * 2 * 512);
         assert_eq!(estimate.micro_batches, 2);
-        assert_eq!(
-            estimate.link_bytes,
-            LinkBytes { nvlink: weights + gradients + keys + key_gradients + scores + 2 * 4, network: 0 }
-        );
+        assert_eq!(estimate.link_bytes, LinkBytes { nvlink: weights + gradients + keys + queries + scores + 2 * 4, network: 0 });
         let expected = [
             ("weights_all_gather", weights),
             ("gradients_reduce_scatter", 2 * gradients),
             ("keys_values_all_gather", keys),
-            ("key_value_gradients_reduce_scatter", 2 * key_gradients),
+            ("queries_all_gather", queries),
             ("scores_all_gather", scores),
             ("squares_all_reduce", 8),
         ];
@@ -415,10 +416,10 @@ mod tests {
         assert_eq!(estimate.payload_bytes["weights_all_gather"], weights / 128);
         assert_eq!(estimate.payload_bytes["gradients_reduce_scatter"], gradients);
         assert_eq!(estimate.link_bytes.network, (weights + gradients) / 128 * 15 + 2 * 15);
-        let key_values = 36 * (2 * (512 << 20) + (1 << 30));
+        let exchanged = 36 * ((2 * 512 + 2080) << 20);
         let scores = estimate.payload_bytes["scores_all_gather"];
         assert!((16_384 * 8..17_000 * 8).contains(&scores), "two f32 for each token of the rank with most: {scores}");
-        let nvlink = (weights + gradients) / 128 * 16 * 7 + key_values / 8 * 7 + scores * 7 + 2 * 16 * 7;
+        let nvlink = (weights + gradients) / 128 * 16 * 7 + exchanged / 8 * 7 + scores * 7 + 2 * 16 * 7;
         assert_eq!(estimate.link_bytes.nvlink, nvlink);
         assert!(estimate.exposed_seconds < 0.1 * estimate.compute_seconds, "a node of NVLink hides the exchange");
     }
@@ -429,19 +430,15 @@ mod tests {
         let estimate = estimate("qwen3-8b", 16, 8, 8, 131_072, 16);
         let usable = GpuSpecification::named("h200").expect("a known GPU").usable_bytes();
         let (memory, gigabytes) = (&estimate.memory, |bytes: u64| bytes as f64 / 1e9);
-        let keys_on_nvlink = 36 * (2 * memory.keys_values + (1 << 30)) / 8 * 7;
+        let exchanged = 36 * (2 * memory.keys_values + 2 * memory.queries) / 8 * 7;
         let example = include_str!("../../docs/plan.md");
         for words in [
             format!("/ 128 = {:.0} MB", memory.weights as f64 / 1e6),
-            format!("163,840) = {:.1} GB", gigabytes(memory.activations)),
+            format!("163,968) = {:.1} GB", gigabytes(memory.activations)),
             format!("16,384 = {:.0} MB", memory.head_workspace as f64 / 1e6),
-            format!(
-                "= {} MiB, gradients of half of the heads {} MiB",
-                memory.keys_values >> 20,
-                memory.key_value_gradients >> 20
-            ),
+            format!("= {} MiB, queries of half of the heads {} MiB", memory.keys_values >> 20, memory.queries >> 20),
             format!("{:.1} GB of {:.1} GB", gigabytes(memory.total()), gigabytes(usable)),
-            format!("7 / 8 = {:.1} GB", gigabytes(keys_on_nvlink)),
+            format!("7 / 8 = {:.1} GB", gigabytes(exchanged)),
             format!("{:.2} s compute, {:.2} s exposed", estimate.compute_seconds, estimate.exposed_seconds),
             format!("{:.1} % MFU at c = 6, {:.1} % at c = 12", 100.0 * estimate.mfu_c6, 100.0 * estimate.mfu_c12),
         ] {

@@ -6,8 +6,9 @@ use super::context::ContextPlan;
 use super::context_exchange::{head_groups, score_share};
 use super::mesh::Mesh;
 use super::sharding::ShardedSizes;
+use crate::device::AttentionPlan;
 use crate::device::cuda::{PagedKeyValues, head_workspace_bytes};
-use crate::model::{ModelConfig, ROW_GRAIN, block_buffer_numbers, bytes_per_scored_row, bytes_per_token, rotary_table_bytes};
+use crate::model::{ModelConfig, ROW_GRAIN, bytes_per_scored_row, bytes_per_token, held_query_numbers, rotary_table_bytes};
 
 /// Bytes of one number of the activations, weights and keys that a GPU computes with.
 pub(super) const BF16: usize = 2;
@@ -31,12 +32,12 @@ pub struct RankMemory {
     pub activations: u64,
     /// A chunk of logits and their gradients.
     pub head_workspace: u64,
-    /// Attention's row sums in the backward, the rotary table, and the context group's scores.
+    /// The rotary table, and the context group's scores.
     pub other_workspace: u64,
     /// Of one layer, in blocks: those of all ranks where documents are split.
     pub keys_values: u64,
-    /// Of the one or two groups of heads whose gradients are computed and reduced, in f32.
-    pub key_value_gradients: u64,
+    /// In the backward, of the one or two groups of heads that compute and travel: of all ranks' tokens in split documents.
+    pub queries: u64,
     /// The built-in engine's whole model.
     pub engine_weights: u64,
     /// The built-in engine's pages of keys and values, all layers.
@@ -77,15 +78,15 @@ impl RankMemory {
         let of_rank = |rank: usize| {
             let tokens = plan.tokens(rank);
             let longest = plan.slices(rank).iter().map(|slice| slice.first + slice.length).max().unwrap_or(0);
-            let row_sums = tokens * heads.query_heads * size_of::<f32>();
-            let (keys_values, gradients) = block_buffer_numbers(heads, groups, plan.key_blocks(rank));
+            let keys_values = plan.key_blocks(rank) * AttentionPlan::block_numbers(heads.key_value_heads, heads.head_dim);
+            let queries = plan.ranks() * plan.shared_rows() * held_query_numbers(heads, groups);
             RankMemory {
                 // What is kept from pass to pass is rounded up; what is there for one operation is as long as its rows.
                 activations: (activations * tokens.next_multiple_of(ROW_GRAIN)) as u64,
                 head_workspace: head_workspace_bytes(config.vocabulary, tokens) as u64,
-                other_workspace: (row_sums + rotary_table_bytes(config, longest) + scores) as u64,
+                other_workspace: (rotary_table_bytes(config, longest) + scores) as u64,
                 keys_values: (keys_values * BF16) as u64,
-                key_value_gradients: (gradients * size_of::<f32>()) as u64,
+                queries: (queries * BF16) as u64,
                 ..alike
             }
         };
@@ -105,7 +106,7 @@ impl RankMemory {
             ("head_workspace", self.head_workspace),
             ("other_workspace", self.other_workspace),
             ("keys_values", self.keys_values),
-            ("key_value_gradients", self.key_value_gradients),
+            ("queries", self.queries),
             ("engine_weights", self.engine_weights),
             ("engine_caches", self.engine_caches),
         ]
@@ -134,13 +135,13 @@ mod tests {
         assert_eq!((memory.master, memory.moments, memory.gradients), (1_801_216, 3_602_432, 1_801_216));
         assert_eq!((memory.gathered_weights, memory.whole_gradients), (0, 0));
         let layer = 2 * (2 * 128 + 2 * 256 + 128 + 2 * 384) + 4 * 4;
-        let shared = 2 * (10 * 128 + 2 * 256 + 128 + 2 * 384);
+        let shared = 2 * (10 * 128 + 2 * 256 + 128 + 2 * 384) + 4 * 4;
         assert_eq!(memory.activations, 1024 * (2 * 128 + layer + shared));
         assert_eq!(memory.head_workspace, 1000 * 440 * 6 + 12 * 1000);
-        assert_eq!(memory.other_workspace, 1000 * 4 * 4 + 1024 * 32 * 4);
-        // 16 blocks of 64 keys: 2 x 2 heads of 32 in bf16, gradients in f32; two sequences of two layers in the engine, which samples
-        // from the model that is trained.
-        assert_eq!((memory.keys_values, memory.key_value_gradients), (1024 * 2 * 64 * 2, 1024 * 2 * 64 * 4));
+        assert_eq!(memory.other_workspace, 1024 * 32 * 4);
+        // 16 blocks of 64 keys: 2 x 2 heads of 32 in bf16; two sequences of two layers in the engine, which samples from the model that
+        // is trained.
+        assert_eq!((memory.keys_values, memory.queries), (1024 * 2 * 64 * 2, 0));
         assert_eq!((memory.engine_caches, memory.engine_weights), (4 * memory.keys_values, 0));
         assert_eq!(of("tiny", 1, 2, 1, 1000, 2).engine_weights, 2 * 449_536 + 4 * 768);
     }
@@ -175,7 +176,7 @@ mod tests {
         let config = ModelConfig::named("tiny").expect("a known shape");
         let mesh = Mesh::new(1, 8, 8).expect("a mesh");
         let ranks = RankMemory::of_ranks(&config, &mesh, &ContextPlan::new(&[65; 6], 8, 0), true, 0, 0);
-        assert_eq!((ranks[0].keys_values, ranks[0].key_value_gradients), (128 * 256, 128 * 512), "two blocks");
+        assert_eq!((ranks[0].keys_values, ranks[0].queries), (128 * 256, 0), "two blocks");
         assert_eq!((ranks[7].keys_values, ranks[7].activations, ranks[7].head_workspace), (0, 0, 0));
         assert_eq!(ranks[0].moments, ranks[7].moments);
     }
@@ -192,14 +193,14 @@ mod tests {
         let (matrices, table) = (192_937_984, 151_936 * 4096);
         assert_eq!(memory.gathered_weights, 2 * (2 * matrices + 4 * 10_240) + 2 * table + 4 * 4096);
         assert_eq!(memory.whole_gradients, 4 * (2 * (matrices + 10_240) + table + 4096 + table / 128));
-        // Gradients of two of four groups of heads at a time.
-        assert_eq!((memory.keys_values, memory.key_value_gradients), (512 * MIB, 512 * MIB));
+        // Queries of two of four groups of 8 heads at a time: 8 x (2 x 128 + 4) numbers a token.
+        assert_eq!((memory.keys_values, memory.queries), (512 * MIB, 2 * 520 * MIB));
         // Per token: 35 inputs of 8,192 bytes; a layer of 2 x (8,192 + 12,288 + 4,096 + 24,576) + 128; shared 2 x (40,960 + 12,288
-        // + 4,096 + 24,576).
-        assert_eq!(memory.activations, 16_384 * (35 * 8192 + 2 * 49_152 + 128 + 2 * 81_920));
+        // + 4,096 + 24,576) + 128.
+        assert_eq!(memory.activations, 16_384 * (35 * 8192 + 2 * 49_152 + 128 + 2 * 81_920 + 128));
         assert_eq!(memory.head_workspace, 384 * 151_936 * 6 + 16_384 * 12);
         let scores = 8 * 2 * 4 * ContextPlan::new(&[131_072], 8, 0).most_tokens() as u64;
-        assert_eq!(memory.other_workspace, 16_384 * 32 * 4 + 131_072 * 128 * 4 + scores);
+        assert_eq!(memory.other_workspace, 131_072 * 128 * 4 + scores);
         assert_eq!(memory.engine_weights + memory.engine_caches, 0);
     }
 
@@ -213,7 +214,7 @@ mod tests {
         let layer = 2 * (8192 * (10_240 + 8192) + 3 * 29_568 * 8192) + 4 * (2 * 8192 + 10_240);
         assert_eq!(memory.gathered_weights, 2 * layer + 2 * 152_064 * 8192 + 4 * 8192);
         // 8 heads of 128 as in Qwen3-8B, gathered over 16 ranks.
-        assert_eq!((memory.keys_values, memory.key_value_gradients), (512 << 20, 512 << 20));
-        assert_eq!(memory.activations, 8192 * (79 * 16_384 + 2 * (16_384 + 10_240 + 8192 + 59_136) + 256 + 2 * 169_728));
+        assert_eq!((memory.keys_values, memory.queries), (512 << 20, 2 * (1040 << 20)));
+        assert_eq!(memory.activations, 8192 * (79 * 16_384 + 2 * (16_384 + 10_240 + 8192 + 59_136) + 256 + 2 * 169_728 + 256));
     }
 }

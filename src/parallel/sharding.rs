@@ -5,7 +5,7 @@
 //! forward   layer i: gather layer i+1 meanwhile, or the head; keys and values of layer i in head groups
 //! head      forward and backward at once; gather the context group's scores
 //! backward  layer i: forward once more if it kept nothing, backward; gather layer i-1, scatter the gradients of layer i+1 meanwhile;
-//!           keys and values again, their gradients back
+//!           keys and values again, and queries
 //! end       scatter the gradients of layer 0, then of the embedding
 //! ```
 //!
@@ -16,11 +16,11 @@
 //! that a sharded forward has the bits of one that is not. Gradients and scores travel in f32.
 
 use super::context::ContextPlan;
-use super::context_exchange::score_share;
+use super::context_exchange::{head_groups, score_share};
 use super::mesh::{Mesh, Placement};
 use super::sharded_parameters::LAYER_SLOTS;
-use crate::device::KeyBlocks;
-use crate::model::{Layout, ModelConfig, Unit};
+use crate::device::AttentionPlan;
+use crate::model::{Layout, ModelConfig, Unit, exchanged_query_numbers};
 
 const F32: u64 = 4;
 
@@ -170,7 +170,7 @@ pub enum Collective {
     GatherWeights,
     ScatterGradients,
     GatherKeysValues,
-    ScatterKeyValueGradients,
+    GatherQueries,
     GatherScores,
 }
 
@@ -180,24 +180,21 @@ impl Collective {
             Collective::GatherWeights => "weights_all_gather",
             Collective::ScatterGradients => "gradients_reduce_scatter",
             Collective::GatherKeysValues => "keys_values_all_gather",
-            Collective::ScatterKeyValueGradients => "key_value_gradients_reduce_scatter",
+            Collective::GatherQueries => "queries_all_gather",
             Collective::GatherScores => "scores_all_gather",
         }
     }
 
-    /// An all-gather; the others are reduce-scatters.
+    /// An all-gather; the other is a reduce-scatter.
     pub fn gathers(self) -> bool {
-        match self {
-            Collective::GatherWeights | Collective::GatherKeysValues | Collective::GatherScores => true,
-            Collective::ScatterGradients | Collective::ScatterKeyValueGradients => false,
-        }
+        self != Collective::ScatterGradients
     }
 
     /// Whose ranks take part.
     pub fn group(self) -> Group {
         match self {
             Collective::GatherWeights | Collective::ScatterGradients => Group::World,
-            Collective::GatherKeysValues | Collective::ScatterKeyValueGradients | Collective::GatherScores => Group::Context,
+            Collective::GatherKeysValues | Collective::GatherQueries | Collective::GatherScores => Group::Context,
         }
     }
 }
@@ -254,21 +251,26 @@ pub struct Stage {
     pub transfers: Vec<Transfer>,
 }
 
-/// Bytes of the keys and values of one layer that the ranks of a context group exchange, in numbers of `number_bytes`.
-fn exchanged_bytes(config: &ModelConfig, plan: &ContextPlan, number_bytes: u64) -> u64 {
-    let block = KeyBlocks::block_numbers(config.key_value_heads, config.head_dim) as u64;
-    block * (plan.ranks() * plan.shared_blocks()) as u64 * number_bytes
+/// Bytes of the keys and values of one layer that the ranks of a context group exchange, and of its queries with what their gradients
+/// need, in numbers of `number_bytes`.
+fn exchanged_bytes(config: &ModelConfig, plan: &ContextPlan, number_bytes: usize) -> (u64, u64) {
+    let block = AttentionPlan::block_numbers(config.key_value_heads, config.head_dim);
+    let query = exchanged_query_numbers(config.heads(), head_groups(config, plan.ranks()));
+    let bytes = |of_rank: usize| (number_bytes * plan.ranks() * of_rank) as u64;
+    (bytes(plan.shared_blocks() * block), bytes(plan.shared_rows() * query))
 }
 
-/// The stages of one micro-batch in the order of the module's head; matrices, keys and values travel in numbers of `number_bytes`.
+/// The stages of one micro-batch in the order of the module's head; matrices, keys, values and queries travel in numbers of
+/// `number_bytes`.
 /// Groups of one rank exchange nothing.
 pub fn micro_batch_schedule(config: &ModelConfig, mesh: &Mesh, plan: &ContextPlan, number_bytes: usize) -> Vec<Stage> {
     let sizes = ShardedSizes::new(config, mesh.world(), number_bytes);
     let transfer = |collective, whole_bytes| Transfer { collective, whole_bytes };
     let gather = |tensors: Padded| transfer(Collective::GatherWeights, sizes.gathered_bytes(tensors));
     let scatter = |tensors: Padded| transfer(Collective::ScatterGradients, tensors.gradient_bytes());
-    let key_values = transfer(Collective::GatherKeysValues, exchanged_bytes(config, plan, number_bytes as u64));
-    let key_value_gradients = transfer(Collective::ScatterKeyValueGradients, exchanged_bytes(config, plan, F32));
+    let (key_values, queries) = exchanged_bytes(config, plan, number_bytes);
+    let key_values = transfer(Collective::GatherKeysValues, key_values);
+    let queries = transfer(Collective::GatherQueries, queries);
     let scores = transfer(Collective::GatherScores, F32 * (plan.ranks() * score_share(plan.most_tokens())) as u64);
     let stage = |work: Work, transfers: &[Transfer]| {
         let moves = |transfer: &&Transfer| transfer.whole_bytes > 0 && transfer.collective.group().placement(mesh).ranks() > 1;
@@ -289,7 +291,7 @@ pub fn micro_batch_schedule(config: &ModelConfig, mesh: &Mesh, plan: &ContextPla
     }
     stages.push(stage(Work::Head, &[scores]));
     for index in (0..config.layers).rev() {
-        let mut transfers = vec![key_values, key_value_gradients];
+        let mut transfers = vec![key_values, queries];
         if index + 1 < config.layers {
             transfers.push(scatter(layer));
         } else {
@@ -375,9 +377,10 @@ mod tests {
         let (embedding, layer, norm) = (2 * 56_320, 2 * 196_608 + 4 * 320, 4 * 128);
         assert_eq!(total(&stages, Collective::GatherWeights), embedding + 2 * layer + norm);
         assert_eq!(total(&stages, Collective::ScatterGradients), 4 * (56_320 + 2 * 196_928 + 128));
-        // 512 tokens of 2 x 2 heads of 32, in two layers: bf16 twice, f32 once.
+        // 512 tokens of 2 x 2 heads of 32, in two layers, forward and backward; queries and their outputs' gradients of 4 heads, in two
+        // groups, with 16 bytes of statistics per head rounded to 8 numbers a group.
         assert_eq!(total(&stages, Collective::GatherKeysValues), 2 * 2 * 512 * 128 * 2);
-        assert_eq!(total(&stages, Collective::ScatterKeyValueGradients), 2 * 512 * 128 * 4);
+        assert_eq!(total(&stages, Collective::GatherQueries), 2 * 512 * 2 * (2 * 2 * 32 + 8) * 2);
         // Two scores of each of 256 tokens on either rank.
         assert_eq!(total(&stages, Collective::GatherScores), 4 * 2 * 512);
         let gather = stages[1].transfers[1];
@@ -402,14 +405,15 @@ mod tests {
         assert!(stages.iter().all(|stage| stage.transfers.is_empty()));
     }
 
-    /// Keys and values of one layer of Qwen3-8B at 131,072 tokens: 2 x 1,024 numbers a token, 512 MiB in bf16.
+    /// Keys and values of one layer of Qwen3-8B at 131,072 tokens: 2 x 1,024 numbers a token, 512 MiB in bf16; queries 32 x (2 x 128 + 4), 2,080
+    /// MiB.
     #[test]
     fn keys_and_values_of_a_long_sequence() {
         let (config, mesh) = (named("qwen3-8b"), Mesh::new(16, 8, 8).expect("a mesh"));
         let stages = micro_batch_schedule(&config, &mesh, &ContextPlan::new(&[131_072], 8, 0), 2);
         assert_eq!(total(&stages[1..2], Collective::GatherKeysValues), 512 << 20);
         assert_eq!(total(&stages, Collective::GatherKeysValues), 2 * 36 * (512 << 20));
-        assert_eq!(total(&stages, Collective::ScatterKeyValueGradients), 36 * (1 << 30));
+        assert_eq!(total(&stages, Collective::GatherQueries), 36 * (2080 << 20));
     }
 
     /// Short documents on 4 ranks: nothing to exchange but weights and gradients.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use learner::device::{Device, Heads, KEYS_PER_BLOCK, KeyBlocks, QuerySlice, Role};
+use learner::device::{AttendedRows, AttentionPlan, Device, Heads, KEYS_PER_BLOCK, QuerySlice, Role, SharedQueries};
 
 use crate::accept::{Claim, assert_same_bits};
 use crate::attention::run_whole;
@@ -27,15 +27,16 @@ on_every_device!(
 
 /// One rank's part of a batch: its plan over the blocks of all ranks, and the rows of the whole batch that it holds.
 struct Share {
-    plan: KeyBlocks,
+    plan: AttentionPlan,
     rows: Vec<usize>,
 }
 
 /// Cuts documents over `ranks`: chunk `c` of a document, `blocks_per_chunk` blocks long, goes to rank `(c + document) % ranks`. Blocks
-/// lie in rank order, `shared` of them per rank, in the order of the rank's rows; some rank has a block that nobody fills.
+/// lie in rank order, `shared` of them per rank, in the order of the rank's rows, and so do rows of queries; every rank has a block and
+/// some rows that nobody fills.
 fn shares(lengths: &[usize], ranks: usize, blocks_per_chunk: usize) -> Vec<Share> {
     let chunk = blocks_per_chunk * KEYS_PER_BLOCK;
-    let mut shares: Vec<Share> = (0..ranks).map(|_| Share { plan: KeyBlocks::default(), rows: Vec::new() }).collect();
+    let mut shares: Vec<Share> = (0..ranks).map(|_| Share { plan: AttentionPlan::default(), rows: Vec::new() }).collect();
     // Of each rank, the blocks that it fills: `(document, block in the document)`.
     let mut filled: Vec<Vec<(usize, usize)>> = vec![Vec::new(); ranks];
     for (document, span) in spans(lengths).iter().enumerate() {
@@ -61,11 +62,22 @@ fn shares(lengths: &[usize], ranks: usize, blocks_per_chunk: usize) -> Vec<Share
         share.plan.tables = tables.iter().enumerate().map(own).collect();
         (share.plan.blocks, share.plan.shared) = (ranks * shared, shared);
     }
+    let rows = shares.iter().map(|share| share.rows.len()).max().unwrap_or(0) + 3;
+    let of_rank = |(rank, share): (usize, &Share)| -> Vec<QuerySlice> {
+        share.plan.slices.iter().map(|slice| QuerySlice { row: rank * rows + slice.row, ..*slice }).collect()
+    };
+    let mut slices: Vec<QuerySlice> = shares.iter().enumerate().flat_map(of_rank).collect();
+    slices.sort_by_key(|slice| (slice.document, slice.first));
+    for (rank, share) in shares.iter_mut().enumerate() {
+        let here = |slice: &&QuerySlice| !share.plan.tables[slice.document].is_empty();
+        let slices = slices.iter().filter(here).copied().collect();
+        share.plan.queries = SharedQueries { rows, own: rank * rows, slices };
+    }
     shares
 }
 
 fn whole(lengths: &[usize]) -> Vec<Share> {
-    vec![Share { plan: KeyBlocks::whole(lengths), rows: (0..lengths.iter().sum()).collect() }]
+    vec![Share { plan: AttentionPlan::whole(lengths), rows: (0..lengths.iter().sum()).collect() }]
 }
 
 fn rows_of(values: &[f32], rows: &[usize], width: usize) -> Vec<f32> {
@@ -80,7 +92,7 @@ fn put_rows(all: &mut [f32], rows: &[usize], values: &[f32]) {
 }
 
 /// What all ranks compute together, by row of the batch: `[output, log_sum_exp, drotated]`. They take turns on one device, ranges of
-/// heads one after another; every rank fills its blocks of one buffer, and the gradients of blocks are summed in rank order.
+/// heads one after another; every rank fills its part of one buffer of blocks, and of one of queries.
 fn run_shares<D: Testable>(
     device: &D,
     rotated: &[f32],
@@ -96,7 +108,14 @@ fn run_shares<D: Testable>(
         doutput: D::Buffer,
         output: D::Buffer,
         log_sum_exp: D::Buffer,
+        delta: D::Buffer,
         drotated: D::Buffer,
+    }
+    impl<D: Device> Rank<D> {
+        fn attended(&self) -> AttendedRows<'_, D> {
+            let Rank { rotated, doutput, log_sum_exp, delta, .. } = self;
+            AttendedRows { rotated, doutput, log_sum_exp, delta }
+        }
     }
     let rank = |share: &Share| {
         let rows = share.rows.len();
@@ -105,37 +124,38 @@ fn run_shares<D: Testable>(
             doutput: activations(device, &rows_of(doutput, &share.rows, query_width)),
             output: device.upload(Role::Activations, &vec![5.0; rows * query_width]),
             log_sum_exp: device.upload(Role::Statistics, &vec![5.0; rows * heads.query_heads]),
+            delta: device.upload(Role::Statistics, &vec![5.0; rows * heads.query_heads]),
             drotated: device.upload(Role::Activations, &vec![5.0; rows * width]),
         }
     };
     let mut ranks: Vec<Rank<D>> = shares.iter().map(rank).collect();
+    // Every range's output must be there before its deltas are.
+    let mut all_blocks = Vec::new();
     for range in ranges {
-        let numbers = shares[0].plan.blocks * KeyBlocks::block_numbers(range.len(), heads.head_dim);
+        let numbers = shares[0].plan.blocks * AttentionPlan::block_numbers(range.len(), heads.head_dim);
         let mut blocks = device.upload(Role::Activations, &vec![7.0; numbers]);
         for (rank, share) in ranks.iter().zip(shares) {
             device.write_key_blocks(&rank.rotated, heads, range.clone(), &share.plan, &mut blocks);
         }
-        let mut sum = device.zeros(Role::Gradients, numbers);
-        for (rank, Share { plan, .. }) in ranks.iter_mut().zip(shares) {
-            let Rank { rotated, doutput, output, log_sum_exp, drotated } = rank;
+        for (Rank { rotated, output, log_sum_exp, .. }, Share { plan, .. }) in ranks.iter_mut().zip(shares) {
             device.block_attention(rotated, heads, range.clone(), plan, &blocks, output, log_sum_exp);
-            let mut dblocks = device.upload(Role::Gradients, &vec![f32::NAN; numbers]);
-            device.block_attention_backward(
-                doutput,
-                rotated,
-                output,
-                log_sum_exp,
-                heads,
-                range.clone(),
-                plan,
-                &blocks,
-                drotated,
-                &mut dblocks,
-            );
-            device.accumulate(&dblocks, &mut sum, numbers);
         }
-        for (rank, share) in ranks.iter_mut().zip(shares) {
-            device.read_key_block_gradients(&sum, heads, range.clone(), &share.plan, &mut rank.drotated);
+        all_blocks.push(blocks);
+    }
+    for (Rank { doutput, output, delta, .. }, Share { rows, .. }) in ranks.iter_mut().zip(shares) {
+        device.attention_delta(doutput, output, heads, rows.len(), delta);
+    }
+    for (range, blocks) in ranges.iter().zip(&all_blocks) {
+        let numbers = AttentionPlan::query_numbers(range.len() * heads.group(), heads.head_dim);
+        let rows = shares.len() * shares[0].plan.queries.rows;
+        let mut queries = device.upload(Role::Activations, &vec![f32::NAN; rows * numbers]);
+        for (rank, Share { plan, .. }) in ranks.iter().zip(shares) {
+            device.write_shared_queries(rank.attended(), heads, range.clone(), plan, &mut queries);
+        }
+        for (rank, Share { plan, .. }) in ranks.iter_mut().zip(shares) {
+            let mut drotated = std::mem::replace(&mut rank.drotated, device.zeros(Role::Activations, 0));
+            device.block_attention_backward(rank.attended(), heads, range.clone(), plan, blocks, &queries, &mut drotated);
+            rank.drotated = drotated;
         }
     }
     let mut results = [query_width, heads.query_heads, width].map(|width| vec![f32::NAN; total * width]);
@@ -177,18 +197,12 @@ fn ranks_have_the_bits_of_one<D: Testable>(subject: &Subject<D>) {
         let lengths = [200, 65, 3, 130];
         let (rotated, doutput) = inputs(heads, &lengths);
         let subject = subject.with_segment(64);
-        let run = |shares: &[Share]| {
-            let [output, log_sum_exp, drotated] =
-                subject.run(|device| run_shares(device, &rotated, &doutput, heads, &all_heads(heads), shares));
-            // Keys' gradients are sums over ranks; those of queries are one rank's own.
-            let queries: Vec<usize> = (0..drotated.len() / heads.projected_width()).collect();
-            let row = |row: &usize| drotated[row * heads.projected_width()..][..heads.query_width()].to_vec();
-            [output, log_sum_exp, queries.iter().flat_map(row).collect()]
-        };
+        let run =
+            |shares: &[Share]| subject.run(|device| run_shares(device, &rotated, &doutput, heads, &all_heads(heads), shares));
         let one = run(&whole(&lengths));
         for ranks in [1, 2, 3, 4, 8] {
             let found = run(&shares(&lengths, ranks, blocks_per_chunk));
-            for (name, (found, one)) in ["output", "log-sum-exp", "dqueries"].iter().zip(found.iter().zip(&one)) {
+            for (name, (found, one)) in ["output", "log-sum-exp", "drotated"].iter().zip(found.iter().zip(&one)) {
                 assert_same_bits(&format!("{name}, {ranks} ranks, {heads:?}"), found, one);
             }
         }
@@ -294,15 +308,15 @@ fn rows_at_the_default_segment<D: Testable>(subject: &Subject<D>) {
     let first = length - tail;
     let rotated = Inputs::new("segments").normal(length * heads.projected_width(), 1.5);
     let all_blocks = length.div_ceil(KEYS_PER_BLOCK);
-    let plan = |row, first, length| KeyBlocks {
+    let plan = |row, first, length| AttentionPlan {
         slices: vec![QuerySlice { row, length, document: 0, first }],
         tables: vec![(0..all_blocks as u32).collect()],
         blocks: all_blocks,
-        shared: 0,
+        ..AttentionPlan::default()
     };
     let [found, found_statistics] = subject.once(|device| {
         let mut blocks =
-            device.zeros(Role::Activations, all_blocks * KeyBlocks::block_numbers(heads.key_value_heads, heads.head_dim));
+            device.zeros(Role::Activations, all_blocks * AttentionPlan::block_numbers(heads.key_value_heads, heads.head_dim));
         let (before, after) = rotated.split_at(first * heads.projected_width());
         device.write_key_blocks(&activations(device, before), heads, 0..1, &plan(0, 0, first), &mut blocks);
         let after = activations(device, after);
@@ -321,66 +335,49 @@ fn rows_at_the_default_segment<D: Testable>(subject: &Subject<D>) {
 fn blocks_hold_their_rows<D: Testable>(subject: &Subject<D>) {
     let (heads, range) = (heads(6, 3, 32), 1..3);
     let lengths = [65, 0, 2];
-    let rows: usize = lengths.iter().sum();
     let (rotated, _) = inputs(heads, &lengths);
-    let plan = KeyBlocks { blocks: 4, ..KeyBlocks::whole(&lengths) };
-    let numbers = plan.blocks * KeyBlocks::block_numbers(range.len(), heads.head_dim);
-    let gradients: Vec<f32> = (0..numbers).map(|number| number as f32).collect();
-    let [found, drotated] = subject.run(|device| {
+    let plan = AttentionPlan { blocks: 4, ..AttentionPlan::whole(&lengths) };
+    let numbers = plan.blocks * AttentionPlan::block_numbers(range.len(), heads.head_dim);
+    let [found] = subject.run(|device| {
         let mut blocks = device.upload(Role::Activations, &vec![7.0; numbers]);
         device.write_key_blocks(&activations(device, &rotated), heads, range.clone(), &plan, &mut blocks);
-        let mut drotated = device.upload(Role::Activations, &vec![5.0; rows * heads.projected_width()]);
-        let gradients = device.upload(Role::Gradients, &gradients);
-        device.read_key_block_gradients(&gradients, heads, range.clone(), &plan, &mut drotated);
-        [all(device, &blocks), all(device, &drotated)]
+        [all(device, &blocks)]
     });
     let mut expected = vec![7.0; numbers];
-    let mut expected_gradient = vec![5.0; rows * heads.projected_width()];
     let dim = heads.head_dim;
     // (row, block, key of the block)
     let places = (0..65).map(|row| (row, row / KEYS_PER_BLOCK, row % KEYS_PER_BLOCK)).chain([(65, 2, 0), (66, 2, 1)]);
-    expected[..3 * KeyBlocks::block_numbers(2, dim)].fill(0.0);
+    expected[..3 * AttentionPlan::block_numbers(2, dim)].fill(0.0);
     for (row, block, key) in places {
         for (part, column_head) in [(0, 6 + 1), (1, 6 + 2), (2, 6 + 3 + 1), (3, 6 + 3 + 2)] {
             let at = ((block * 4 + part) * KEYS_PER_BLOCK + key) * dim;
             let column = row * heads.projected_width() + column_head * dim;
             expected[at..at + dim].copy_from_slice(&rotated[column..column + dim]);
-            for (to, from) in expected_gradient[column..column + dim].iter_mut().zip(&gradients[at..at + dim]) {
-                *to = D::ACTIVATIONS.stored(f64::from(*from)) as f32;
-            }
         }
     }
     assert_same_bits("blocks", &found, &expected);
-    assert_same_bits("drotated", &drotated, &expected_gradient);
 }
 
-/// A rank without rows attends to nothing, and its gradients of others' blocks are 0.
+/// A rank without rows attends to nothing, and adds nothing to what others exchange.
 fn nothing_here<D: Testable>(subject: &Subject<D>) {
     let heads = heads(4, 2, 64);
-    let plan = KeyBlocks { tables: vec![Vec::new(); 2], blocks: 3, shared: 1, ..KeyBlocks::default() };
-    let numbers = plan.blocks * KeyBlocks::block_numbers(2, 64);
-    let [dblocks] = subject.run(|device| {
+    let queries = SharedQueries { rows: 4, own: 8, slices: Vec::new() };
+    let plan = AttentionPlan { tables: vec![Vec::new(); 2], blocks: 3, shared: 1, queries, ..AttentionPlan::default() };
+    let numbers = [plan.blocks * AttentionPlan::block_numbers(2, 64), 3 * 4 * AttentionPlan::query_numbers(4, 64)];
+    let found = subject.run(|device| {
         let [rotated, doutput] = [(); 2].map(|()| activations(device, &[]));
         let [mut output, mut drotated] = [(); 2].map(|()| activations(device, &[]));
-        let mut log_sum_exp = device.zeros(Role::Statistics, 0);
-        let mut blocks = device.zeros(Role::Activations, numbers);
+        let [mut log_sum_exp, mut delta] = [(); 2].map(|()| device.zeros(Role::Statistics, 0));
+        let [mut blocks, mut queries] = numbers.map(|numbers| device.upload(Role::Activations, &vec![7.0; numbers]));
         device.write_key_blocks(&rotated, heads, 0..2, &plan, &mut blocks);
         device.block_attention(&rotated, heads, 0..2, &plan, &blocks, &mut output, &mut log_sum_exp);
-        let mut dblocks = device.upload(Role::Gradients, &vec![f32::NAN; numbers]);
-        device.block_attention_backward(
-            &doutput,
-            &rotated,
-            &output,
-            &log_sum_exp,
-            heads,
-            0..2,
-            &plan,
-            &blocks,
-            &mut drotated,
-            &mut dblocks,
-        );
-        device.read_key_block_gradients(&dblocks, heads, 0..2, &plan, &mut drotated);
-        [all(device, &dblocks)]
+        device.attention_delta(&doutput, &output, heads, 0, &mut delta);
+        let rows = AttendedRows { rotated: &rotated, doutput: &doutput, log_sum_exp: &log_sum_exp, delta: &delta };
+        device.write_shared_queries(rows, heads, 0..2, &plan, &mut queries);
+        device.block_attention_backward(rows, heads, 0..2, &plan, &blocks, &queries, &mut drotated);
+        [all(device, &blocks), all(device, &queries)]
     });
-    assert_same_bits("dblocks", &dblocks, &vec![0.0; numbers]);
+    for (found, numbers) in found.iter().zip(numbers) {
+        assert_same_bits("what is exchanged", found, &vec![7.0; numbers]);
+    }
 }

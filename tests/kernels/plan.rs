@@ -93,7 +93,7 @@ fn step(
 fn by_allocator(memory: &RankMemory) -> [(&'static [&'static str], u64); 4] {
     let RankMemory { weights, master, moments, gradients, gathered_weights, whole_gradients, .. } = *memory;
     let weights = weights + master + gathered_weights;
-    let gradients = gradients + whole_gradients + memory.key_value_gradients;
+    let gradients = gradients + whole_gradients;
     let rest = memory.total() - weights - gradients - moments;
     [
         (&["weights"], weights),

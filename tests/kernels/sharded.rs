@@ -19,9 +19,9 @@ use crate::subject::{Emulated, settings};
 
 const VOCABULARY: usize = 61;
 const STEPS: usize = 10;
-/// 200 times that of the recipes. AdamW's first steps are little more than signs of gradients, and those near 0 change theirs with the
-/// order of sums: at 1e-3 the losses of 2 x 2 ranks are 1.4e-4 off at the eighth step.
-const LEARNING_RATE: f32 = 2e-4;
+/// A thousand times that of the recipes. AdamW's first steps are little more than signs of gradients, and those near 0 change theirs with
+/// the order of sums.
+const LEARNING_RATE: f32 = 1e-3;
 
 /// A number of ids that no degree divides, so that shards are padded.
 fn qwen3(layers: usize) -> ModelConfig {
@@ -72,7 +72,7 @@ fn global_batch() -> Vec<Batch> {
         let documents: Vec<Vec<u32>> = lengths.iter().map(|&length| inputs.ids(length, VOCABULARY)).collect();
         Batch::pack(&documents.iter().map(Vec::as_slice).collect::<Vec<_>>(), |_, token| scored(token))
     };
-    vec![batch(&[270, 40, 1, 65], |token| token % 4 != 0), batch(&[30, 20], |_| true), batch(&[150], |token| token >= 130)]
+    vec![batch(&[530, 40, 1, 65], |token| token % 4 != 0), batch(&[30, 20], |_| true), batch(&[290], |token| token >= 270)]
 }
 
 /// Minus the log-probabilities, each with a weight of its own, and a little entropy: the loss of a micro-batch and its derivatives.
@@ -156,15 +156,7 @@ fn difference(found: &[f32], expected: &[f32]) -> f64 {
     (differences / square(&mut expected.iter().map(|value| f64::from(*value))).max(1e-300)).sqrt()
 }
 
-/// What ranks may be off one device.
-struct Allowed<'a> {
-    /// A gradient by its name, as L2 of the difference over L2.
-    gradient: &'a dyn Fn(&str) -> f64,
-    /// The loss of later steps, as a share of it.
-    losses: f64,
-}
-
-fn check(what: &str, found: &Outcome, one: &Outcome, allowed: &Allowed) {
+fn check(what: &str, found: &Outcome, one: &Outcome) {
     for (place, scores) in &found.scores {
         for (scores, expected) in scores.iter().zip(&one.scores[place]) {
             assert_same_bits(
@@ -180,31 +172,19 @@ fn check(what: &str, found: &Outcome, one: &Outcome, allowed: &Allowed) {
     assert_eq!(found.gradients.keys().collect::<Vec<_>>(), one.gradients.keys().collect::<Vec<_>>(), "{what}");
     for (name, gradient) in &found.gradients {
         let difference = difference(gradient, &one.gradients[name]);
-        let allowed = (allowed.gradient)(name);
-        assert!(difference <= allowed, "{what}: the gradient of {name} is off by {difference:.1e}, allowed are {allowed:.1e}");
+        assert!(difference <= 1e-5, "{what}: the gradient of {name} is off by {difference:.1e}");
     }
     for (step, (loss, expected)) in found.losses.iter().zip(&one.losses).enumerate() {
-        assert!((loss - expected).abs() <= allowed.losses * expected.abs(), "{what}: step {step} has loss {loss} for {expected}");
+        assert!((loss - expected).abs() <= 1e-4 * expected.abs(), "{what}: step {step} has loss {loss} for {expected}");
     }
 }
 
 /// Every mesh of `(data, context)` ranks against one device, each under another schedule of the emulator.
-///
-/// Ranks regroup f32 sums of dK and dV, which moves few of their roundings to bf16. The layers below round what comes of it again, and
-/// what was 1e-5 of a tensor becomes 1e-3 after two of them. So a model of one layer is held to 1e-3, and a deeper one to what
-/// its gradients on one device are off those in f32, and its losses, 1.6e-4 off at the second step, to 1e-3.
 fn compare(config: ModelConfig, meshes: &[(usize, usize)], recompute: bool) {
     let Some(emulated) = Emulated::take() else { return };
-    let layers = config.layers;
     let directory = noisy_model(config);
     emulated.configure(&settings(0));
     let one = on_one(CudaDevice::emulated(&settings(0), 0).expect("a device"), directory.path());
-    let exact = on_one(CpuDevice::new(), directory.path());
-    let rounding = |name: &str| difference(&one.gradients[name], &exact.gradients[name]);
-    let allowed = match layers {
-        1 => Allowed { gradient: &|_| 1e-3, losses: 1e-4 },
-        _ => Allowed { gradient: &rounding, losses: 1e-3 },
-    };
     assert!(one.losses[STEPS - 1] < one.losses[0], "nothing is learned: {:?}", one.losses);
     emulated.expect_no_findings();
     for (run, &(data, context)) in meshes.iter().enumerate() {
@@ -221,7 +201,7 @@ fn compare(config: ModelConfig, meshes: &[(usize, usize)], recompute: bool) {
         for (rank, outcome) in outcomes.into_iter().enumerate() {
             let what = format!("{data} x {context}, rank {rank}");
             let outcome = outcome.unwrap_or_else(|error: CollectiveError| panic!("{what}: {error}"));
-            check(&what, &outcome, &one, &allowed);
+            check(&what, &outcome, &one);
             scored += outcome.scores.len();
         }
         assert_eq!(scored, one.scores.len() * context, "{data} x {context}: every micro-batch, on every rank of a context group");

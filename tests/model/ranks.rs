@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use learner::device::{CpuDevice, KEYS_PER_BLOCK, KeyBlocks, QuerySlice};
+use learner::device::{AttentionPlan, CpuDevice, KEYS_PER_BLOCK, QuerySlice, SharedQueries};
 use learner::model::{
-    Cotangents, KeyValueExchange, ModelConfig, NoExchange, ParameterSource, PassSettings, Scores, TrainingPass, Unit,
+    Cotangents, ModelConfig, NoExchange, ParameterSource, PassSettings, Scores, SequenceExchange, TrainingPass, Unit,
     UnitGradients, UnitTensors, Whole,
 };
 use learner::types::Batch;
@@ -39,8 +39,8 @@ fn deal(batch: &Batch, ranks: usize) -> Vec<Rank> {
     };
     let shared = (0..ranks).map(|rank| owned(rank, true)).max().unwrap_or(0);
     let of_rank = |rank: usize, post: Post| {
-        let keys = KeyBlocks { shared, blocks: ranks * shared + owned(rank, false), ..KeyBlocks::default() };
-        let mut pass = TrainingPass { keys, ..TrainingPass::default() };
+        let attention = AttentionPlan { shared, blocks: ranks * shared + owned(rank, false), ..AttentionPlan::default() };
+        let mut pass = TrainingPass { attention, ..TrainingPass::default() };
         let mut filled: Vec<usize> = (0..ranks).map(|rank| rank * shared).collect();
         let mut whole = ranks * shared;
         let mut score_places = Vec::new();
@@ -58,9 +58,9 @@ fn deal(batch: &Batch, ranks: usize) -> Vec<Rank> {
                 here = true;
                 let count = CHUNK.min(length - first);
                 let (row, start) = (pass.ids.len(), batch.starts[document] + first);
-                match pass.keys.slices.last_mut() {
+                match pass.attention.slices.last_mut() {
                     Some(last) if last.document == document && last.first + last.length == first => last.length += count,
-                    _ => pass.keys.slices.push(QuerySlice { row, length: count, document, first }),
+                    _ => pass.attention.slices.push(QuerySlice { row, length: count, document, first }),
                 }
                 pass.ids.extend_from_slice(&batch.ids[start..start + count]);
                 pass.positions.extend(first..first + count);
@@ -72,11 +72,29 @@ fn deal(batch: &Batch, ranks: usize) -> Vec<Rank> {
                     }
                 }
             }
-            pass.keys.tables.push(if here { table } else { Vec::new() });
+            pass.attention.tables.push(if here { table } else { Vec::new() });
         }
         Rank { rank, pass, score_places, post }
     };
-    posts(ranks).into_iter().enumerate().map(|(rank, post)| of_rank(rank, post)).collect()
+    let mut dealt: Vec<Rank> = posts(ranks).into_iter().enumerate().map(|(rank, post)| of_rank(rank, post)).collect();
+    // Rows of split documents, rank by rank in the order of the rank's rows.
+    let mut slices = Vec::new();
+    let rows = |slices: &[QuerySlice]| slices.iter().filter(|slice| is_split(slice.document)).map(|slice| slice.length).sum();
+    let most = dealt.iter().map(|rank| rows(&rank.pass.attention.slices)).max().unwrap_or(0);
+    for rank in &dealt {
+        let mut row = rank.rank * most;
+        for slice in rank.pass.attention.slices.iter().filter(|slice| is_split(slice.document)) {
+            slices.push(QuerySlice { row, ..*slice });
+            row += slice.length;
+        }
+    }
+    slices.sort_by_key(|slice| (slice.document, slice.first));
+    for rank in &mut dealt {
+        let here = |slice: &&QuerySlice| !rank.pass.attention.tables[slice.document].is_empty();
+        let slices = slices.iter().filter(here).copied().collect();
+        rank.pass.attention.queries = SharedQueries { rows: most, own: rank.rank * most, slices };
+    }
+    dealt
 }
 
 /// Letters between ranks. A rank that panics hangs up, so that nobody waits for it.
@@ -117,7 +135,11 @@ struct Exchange<'a> {
     log: Log,
 }
 
-impl KeyValueExchange<CpuDevice> for Exchange<'_> {
+impl SequenceExchange<CpuDevice> for Exchange<'_> {
+    fn ranks(&self) -> usize {
+        self.post.to.len()
+    }
+
     fn head_groups(&self) -> usize {
         self.head_groups
     }
@@ -128,19 +150,6 @@ impl KeyValueExchange<CpuDevice> for Exchange<'_> {
         meanwhile();
         for (rank, theirs) in self.post.exchange(|_| own.clone()).into_iter().enumerate() {
             blocks[rank * share..(rank + 1) * share].copy_from_slice(&theirs);
-        }
-    }
-
-    fn reduce(&mut self, gradients: &mut Vec<f32>, share: usize, meanwhile: &mut dyn FnMut()) {
-        self.log.push(format!("reduce {share}"));
-        meanwhile();
-        let parts = self.post.exchange(|rank| gradients[rank * share..(rank + 1) * share].to_vec());
-        // What is left in the other shares is undefined.
-        gradients[..parts.len() * share].fill(f32::NAN);
-        let own = &mut gradients[self.rank * share..(self.rank + 1) * share];
-        own.fill(0.0);
-        for part in parts {
-            own.iter_mut().zip(part).for_each(|(sum, value)| *sum += value);
         }
     }
 }
@@ -357,7 +366,7 @@ fn ranks_without_tokens_make_the_same_calls() {
         "finish",
     ];
     assert_eq!(parameters, expected);
-    let backward = ["gather 0", "gather 0", "reduce 0", "reduce 0"];
+    let backward = ["gather 0"; 4];
     assert_eq!(exchange, [&["gather 0"; 4][..], &backward, &backward].concat());
 }
 

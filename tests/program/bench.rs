@@ -84,8 +84,7 @@ fn two_ranks_are_measured_against_one() {
     for (group, operation, collectives) in [
         ("world", "all_gather", &[Collective::GatherWeights][..]),
         ("world", "reduce_scatter", &[Collective::ScatterGradients]),
-        ("context", "all_gather", &[Collective::GatherKeysValues, Collective::GatherScores]),
-        ("context", "reduce_scatter", &[Collective::ScatterKeyValueGradients]),
+        ("context", "all_gather", &[Collective::GatherKeysValues, Collective::GatherQueries, Collective::GatherScores]),
     ] {
         let row =
             report["collectives"].as_array().unwrap().iter().find(|row| row["group"] == group && row["operation"] == operation);

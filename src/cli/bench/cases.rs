@@ -3,7 +3,10 @@
 use super::inputs::{Matrix, active, drawn, empty, ids, scattered};
 use crate::device::cuda::roofline::{self, Minimum};
 use crate::device::cuda::{Buffer, PagedKeyValues};
-use crate::device::{AdamWStep, Cotangents, CudaDevice, Device, Heads, KeyBlocks, Role, Rotation, RotationGradients, Span};
+use crate::device::{
+    AdamWStep, AttendedRows, AttentionPlan, Cotangents, CudaDevice, Device, Heads, Role, Rotation, RotationGradients,
+    SharedQueries, Span,
+};
 
 /// The shapes of all cases.
 #[derive(Clone, Copy, Debug)]
@@ -96,10 +99,7 @@ pub fn cases(sizes: &Sizes) -> Vec<Case> {
             attention,
         ),
         case(vec![watch("write_key_blocks", &sequence, roofline::write_key_blocks(length, heads))], write_key_blocks),
-        case(
-            vec![watch("read_key_block_gradients", &sequence, roofline::read_key_block_gradients(length, heads))],
-            read_key_block_gradients,
-        ),
+        case(vec![watch("write_shared_queries", &sequence, roofline::write_shared_queries(length, heads))], write_shared_queries),
         case(
             vec![
                 watch(of_dim("attention_delta"), &sequence, roofline::attention_delta(length, heads)),
@@ -193,64 +193,71 @@ fn attention(device: &CudaDevice, sizes: &Sizes) -> Operation {
     })
 }
 
-/// One sequence in blocks of keys, all heads in one range.
-struct Blocks {
+/// One sequence in blocks of keys, all heads in one range, after a forward.
+struct Attended {
     heads: Heads,
-    plan: KeyBlocks,
+    plan: AttentionPlan,
     rotated: Buffer,
     blocks: Buffer,
-    dblocks: Buffer,
-    drotated: Buffer,
+    output: Buffer,
+    doutput: Buffer,
+    log_sum_exp: Buffer,
+    delta: Buffer,
 }
-impl Blocks {
-    fn new(device: &CudaDevice, &Sizes { heads, length, .. }: &Sizes) -> Blocks {
-        let plan = KeyBlocks::whole(&[length]);
-        let numbers = plan.blocks * KeyBlocks::block_numbers(heads.key_value_heads, heads.head_dim);
-        Blocks {
+impl Attended {
+    fn new(device: &CudaDevice, &Sizes { heads, length, .. }: &Sizes, plan: AttentionPlan) -> Attended {
+        let numbers = plan.blocks * AttentionPlan::block_numbers(heads.key_value_heads, heads.head_dim);
+        let mut attended = Attended {
             heads,
             plan,
             rotated: active(device, length * heads.projected_width()),
             blocks: empty(device, numbers),
-            dblocks: device.zeros(Role::Gradients, numbers),
-            drotated: empty(device, length * heads.projected_width()),
-        }
+            output: empty(device, length * heads.query_width()),
+            doutput: active(device, length * heads.query_width()),
+            log_sum_exp: device.zeros(Role::Statistics, length * heads.query_heads),
+            delta: device.zeros(Role::Statistics, length * heads.query_heads),
+        };
+        attended.write(device);
+        let Attended { plan, rotated, blocks, output, log_sum_exp, .. } = &mut attended;
+        device.block_attention(rotated, heads, 0..heads.key_value_heads, plan, blocks, output, log_sum_exp);
+        attended
     }
     fn write(&mut self, device: &CudaDevice) {
         device.write_key_blocks(&self.rotated, self.heads, 0..self.heads.key_value_heads, &self.plan, &mut self.blocks);
     }
+    fn rows(&self) -> AttendedRows<'_, CudaDevice> {
+        let Attended { rotated, doutput, log_sum_exp, delta, .. } = self;
+        AttendedRows { rotated, doutput, log_sum_exp, delta }
+    }
 }
 
 fn write_key_blocks(device: &CudaDevice, sizes: &Sizes) -> Operation {
-    let mut blocks = Blocks::new(device, sizes);
-    Box::new(move |device| blocks.write(device))
+    let mut attended = Attended::new(device, sizes, AttentionPlan::whole(&[sizes.length]));
+    Box::new(move |device| attended.write(device))
 }
 
-fn read_key_block_gradients(device: &CudaDevice, sizes: &Sizes) -> Operation {
-    let Blocks { heads, plan, dblocks, mut drotated, .. } = Blocks::new(device, sizes);
-    Box::new(move |device| device.read_key_block_gradients(&dblocks, heads, 0..heads.key_value_heads, &plan, &mut drotated))
+/// The whole sequence as one rank's part of a shared one.
+fn write_shared_queries(device: &CudaDevice, sizes: &Sizes) -> Operation {
+    let mut plan = AttentionPlan::whole(&[sizes.length]);
+    plan.queries = SharedQueries { rows: sizes.length, own: 0, slices: plan.slices.clone() };
+    let attended = Attended::new(device, sizes, plan);
+    let heads = attended.heads;
+    let mut queries = empty(device, sizes.length * AttentionPlan::query_numbers(heads.query_heads, heads.head_dim));
+    Box::new(move |device| {
+        let range = 0..heads.key_value_heads;
+        device.write_shared_queries(attended.rows(), heads, range, &attended.plan, &mut queries);
+    })
 }
 
 fn attention_backward(device: &CudaDevice, sizes: &Sizes) -> Operation {
-    let mut blocks = Blocks::new(device, sizes);
-    blocks.write(device);
-    let Blocks { heads, plan, rotated, blocks, mut dblocks, mut drotated } = blocks;
-    let [mut output, doutput] = [(); 2].map(|()| active(device, sizes.length * heads.query_width()));
-    let mut log_sum_exp = device.zeros(Role::Statistics, sizes.length * heads.query_heads);
-    let range = 0..heads.key_value_heads;
-    device.block_attention(&rotated, heads, range.clone(), &plan, &blocks, &mut output, &mut log_sum_exp);
+    let mut attended = Attended::new(device, sizes, AttentionPlan::whole(&[sizes.length]));
+    let (heads, none) = (attended.heads, empty(device, 0));
+    let mut drotated = empty(device, sizes.length * heads.projected_width());
     Box::new(move |device| {
-        device.block_attention_backward(
-            &doutput,
-            &rotated,
-            &output,
-            &log_sum_exp,
-            heads,
-            range.clone(),
-            &plan,
-            &blocks,
-            &mut drotated,
-            &mut dblocks,
-        );
+        let Attended { plan, output, doutput, delta, .. } = &mut attended;
+        device.attention_delta(doutput, output, heads, plan.rows(), delta);
+        let range = 0..heads.key_value_heads;
+        device.block_attention_backward(attended.rows(), heads, range, &attended.plan, &attended.blocks, &none, &mut drotated);
     })
 }
 

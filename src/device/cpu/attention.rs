@@ -10,7 +10,7 @@ use super::kernel::{Block, Mode, PANEL, multiply};
 use super::key_blocks::{self, BlockShape, Part};
 use super::parallel::{Shared, for_each, with_scratch};
 use super::simd::{InstructionSet, LANES, exp, fold_lanes, maximum, vectorised};
-use crate::device::ops::{Heads, KeyBlocks, Span};
+use crate::device::ops::{AttentionPlan, Heads, Span};
 
 /// Keys and values of one sequence at one layer.
 #[derive(Clone, Debug)]
@@ -116,7 +116,7 @@ pub fn forward_blocks(
     segment: usize,
     rotated: &[f32],
     shape: &BlockShape,
-    plan: &KeyBlocks,
+    plan: &AttentionPlan,
     blocks: &[f32],
     output: &mut [f32],
     log_sum_exp: &mut [f32],

@@ -4,10 +4,11 @@
 
 use super::attention::scaled_copy;
 use super::kernel::{Block, Mode, PANEL, multiply};
-use super::key_blocks::{self, BlockShape, Document, Part};
-use super::parallel::{Shared, for_each, with_scratch};
+use super::key_blocks::{self, BlockShape, Document, Part, QueryRows};
+use super::parallel::{Shared, for_each, for_row_blocks, with_scratch};
 use super::simd::{InstructionSet, dot, exp, vectorised};
-use crate::device::ops::{Heads, KEYS_PER_BLOCK, KeyBlocks};
+use crate::device::CpuDevice;
+use crate::device::ops::{AttendedRows, AttentionPlan, Heads, KEYS_PER_BLOCK, QuerySlice};
 
 /// Keys of a tile of scores: whole blocks.
 const TILE_KEYS: usize = 4 * KEYS_PER_BLOCK;
@@ -16,11 +17,11 @@ const TILE_KEYS: usize = 4 * KEYS_PER_BLOCK;
 const TILE_ROWS: usize = 96;
 
 vectorised! {
-    /// `P = exp(score - log_sum_exp)` and `dS = P (dP - correction)`, in place of scores and dP; 0 beyond `visible`.
-    fn score_gradient(scores: &mut [f32], dscores: &mut [f32], visible: usize, log_sum_exp: f32, correction: f32) {
+    /// `P = exp(score - log_sum_exp)` and `dS = P (dP - delta)`, in place of scores and dP; 0 beyond `visible`.
+    fn score_gradient(scores: &mut [f32], dscores: &mut [f32], visible: usize, log_sum_exp: f32, delta: f32) {
         for (score, dscore) in scores.iter_mut().zip(dscores.iter_mut()).take(visible) {
             *score = exp(*score - log_sum_exp);
-            *dscore = *score * (*dscore - correction);
+            *dscore = *score * (*dscore - delta);
         }
         scores[visible..].fill(0.0);
         dscores[visible..].fill(0.0);
@@ -31,17 +32,17 @@ vectorised! {
     }
 }
 
-/// What both passes read.
-#[derive(Clone, Copy)]
-pub struct Inputs<'a> {
-    /// `[rows, query_width]`
-    pub doutput: &'a [f32],
-    /// `[rows, projected_width]`
-    pub rotated: &'a [f32],
-    /// `[rows, query_width]`
-    pub output: &'a [f32],
-    /// `[rows, query_heads]`
-    pub log_sum_exp: &'a [f32],
+/// `delta[row, head]`, the sum over the head's columns of `doutput * output`.
+pub fn delta(doutput: &[f32], output: &[f32], heads: Heads, rows: usize, delta: &mut [f32]) {
+    let (width, dim) = (heads.query_width(), heads.head_dim);
+    let (doutput, output) = (&doutput[..rows * width], &output[..rows * width]);
+    for_row_blocks(rows, 2 * width, [(delta, heads.query_heads)], |first, count, [delta]| {
+        let here = first * width..(first + count) * width;
+        let (doutput, output) = (doutput[here.clone()].chunks_exact(dim), output[here].chunks_exact(dim));
+        for ((delta, doutput), output) in delta.iter_mut().zip(doutput).zip(output) {
+            *delta = row_dot(doutput, output);
+        }
+    });
 }
 
 /// A head's keys and values as the products want them.
@@ -51,116 +52,143 @@ struct Matrices {
     key_rows: Vec<f32>,     // [keys, padded]
 }
 
-/// Overwrites the query columns of `shape`'s heads in `drotated` and all of `dblocks`.
+/// Overwrites the query, key and value columns of `shape`'s heads in `drotated`. `exchanged` are the queries of shared documents.
+#[allow(clippy::too_many_arguments)]
 pub fn backward(
     set: InstructionSet,
-    inputs: Inputs<'_>,
+    rows: AttendedRows<'_, CpuDevice>,
     shape: &BlockShape,
-    plan: &KeyBlocks,
+    plan: &AttentionPlan,
     blocks: &[f32],
+    exchanged: &[f32],
     drotated: &mut [f32],
-    dblocks: &mut [f32],
 ) {
-    let (heads, rows, numbers) = (shape.heads, plan.rows(), plan.blocks * shape.numbers());
-    let long_enough = drotated.len() >= rows * heads.projected_width() && dblocks.len() >= numbers;
-    assert!(long_enough, "a buffer is too short for {rows} rows or {} blocks", plan.blocks);
-    dblocks[..numbers].fill(0.0);
+    let heads = shape.heads;
+    let of_pass = QueryRows::of_pass(rows, shape, plan.rows());
+    let exchanged = QueryRows::exchanged(exchanged, shape);
+    assert!(drotated.len() >= plan.rows() * heads.projected_width(), "a buffer is too short for {} rows", plan.rows());
     let documents = key_blocks::documents(plan);
     let matrices = key_blocks::bring(blocks, shape, &documents, |head| Matrices {
         key_panels: head.panels(Part::Keys),
         value_panels: head.panels(Part::Values),
         key_rows: head.rows(Part::Keys),
     });
-    let of_documents = || documents.iter().zip(matrices.chunks_exact(shape.range.len()));
-    let of_head = |(document, matrices)| {
-        shape.range.clone().zip(matrices).map(move |(head, matrices)| Head { set, inputs, heads, head, document, matrices })
-    };
-    let every_head: Vec<Head<'_>> = of_documents().flat_map(of_head).collect();
+    let seeing: Vec<Seeing<'_>> = documents.iter().map(|document| Seeing::new(document, plan, of_pass, exchanged)).collect();
+    let of_documents = documents.iter().zip(&seeing).zip(matrices.chunks_exact(shape.range.len()));
+    let every_head: Vec<Head<'_>> = of_documents
+        .flat_map(|((document, seeing), matrices)| {
+            let heads = shape.range.clone().zip(matrices);
+            heads.map(move |(head, matrices)| Head { set, shape, head, document, seeing, matrices })
+        })
+        .collect();
     let positions = (TILE_ROWS / heads.group()).max(1);
     let mut queries = Vec::new(); // (head, first row, its position, positions)
-    let mut keys = Vec::new(); // (head, first key)
+    let mut keys = Vec::new(); // (head, slice, the first of its keys)
     let mut operations = 0;
     for head in &every_head {
-        for slice in &head.document.slices {
+        for &slice in &head.document.slices {
             operations += slice.length * (slice.first + slice.length) * heads.group() * heads.head_dim;
             let firsts = (0..slice.length).step_by(positions);
             queries
                 .extend(firsts.map(|first| (head, slice.row + first, slice.first + first, positions.min(slice.length - first))));
+            keys.extend((0..slice.length).step_by(TILE_KEYS).map(|first| (head, slice, first)));
         }
-        keys.extend((0..head.document.keys).step_by(TILE_KEYS).map(|first| (head, first)));
     }
     let drotated = Shared::new(drotated);
     for_each(queries.len(), operations, |index| {
         let (head, row, position, count) = queries[index];
-        head.query_gradients(row, position, count, drotated);
+        head.query_gradients(of_pass, row, position, count, drotated);
     });
-    let dblocks = Shared::new(dblocks);
     for_each(keys.len(), operations, |index| {
-        let (head, first) = keys[index];
-        head.key_gradients(first, positions, shape, dblocks);
+        let (head, slice, first) = keys[index];
+        head.key_gradients(slice, first, positions, drotated);
     });
 }
 
 /// One key/value head of one document.
 struct Head<'a> {
     set: InstructionSet,
-    inputs: Inputs<'a>,
-    heads: Heads,
+    shape: &'a BlockShape,
     head: usize,
     document: &'a Document<'a>,
+    seeing: &'a Seeing<'a>,
     matrices: &'a Matrices,
+}
+
+/// All queries of a document, whoever computed them, ascending.
+struct Seeing<'a> {
+    rows: QueryRows<'a>,
+    slices: Vec<QuerySlice>,
+}
+
+impl<'a> Seeing<'a> {
+    fn new(document: &Document<'_>, plan: &AttentionPlan, of_pass: QueryRows<'a>, exchanged: QueryRows<'a>) -> Self {
+        let shared = plan.queries.slices.iter().filter(|slice| slice.document == document.number);
+        let shared: Vec<QuerySlice> = shared.copied().collect();
+        if shared.is_empty() {
+            Seeing { rows: of_pass, slices: document.slices.clone() }
+        } else {
+            Seeing { rows: exchanged, slices: shared }
+        }
+    }
 }
 
 /// Scratch of one tile.
 struct Tile<'a> {
-    queries: &'a mut [f32],     // [rows, padded], scaled, zero beyond `dim`
-    doutputs: &'a mut [f32],    // [rows, padded], zero beyond `dim`
-    scores: &'a mut [f32],      // [rows, TILE_KEYS], then their exponentials
-    dscores: &'a mut [f32],     // [rows, TILE_KEYS]
-    corrections: &'a mut [f32], // [rows] doutput . output
+    queries: &'a mut [f32],      // [rows, padded], scaled, zero beyond `dim`
+    doutputs: &'a mut [f32],     // [rows, padded], zero beyond `dim`
+    scores: &'a mut [f32],       // [rows, TILE_KEYS], then their exponentials
+    dscores: &'a mut [f32],      // [rows, TILE_KEYS]
+    log_sum_exps: &'a mut [f32], // [rows]
+    deltas: &'a mut [f32],       // [rows]
 }
 
 impl Head<'_> {
+    fn heads(&self) -> Heads {
+        self.shape.heads
+    }
+
     fn padded(&self) -> usize {
-        self.heads.head_dim.next_multiple_of(PANEL)
+        self.heads().head_dim.next_multiple_of(PANEL)
     }
 
     /// Lends a tile of `rows` rows and `more` numbers of scratch, all zero.
     fn with_tile(&self, rows: usize, more: usize, work: impl FnOnce(Tile<'_>, &mut [f32])) {
         let padded = self.padded();
-        with_scratch(more + rows * (2 * padded + 2 * TILE_KEYS + 1), |scratch| {
+        with_scratch(more + rows * (2 * padded + 2 * TILE_KEYS + 2), |scratch| {
             let (more, scratch) = scratch.split_at_mut(more);
             let (queries, scratch) = scratch.split_at_mut(rows * padded);
             let (doutputs, scratch) = scratch.split_at_mut(rows * padded);
             let (scores, scratch) = scratch.split_at_mut(rows * TILE_KEYS);
-            let (dscores, corrections) = scratch.split_at_mut(rows * TILE_KEYS);
+            let (dscores, scratch) = scratch.split_at_mut(rows * TILE_KEYS);
+            let (log_sum_exps, deltas) = scratch.split_at_mut(rows);
             for buffer in [&mut *more, &mut *queries, &mut *doutputs] {
                 buffer.fill(0.0);
             }
-            work(Tile { queries, doutputs, scores, dscores, corrections }, more);
+            work(Tile { queries, doutputs, scores, dscores, log_sum_exps, deltas }, more);
         });
     }
 
     /// Brings `count` positions from `row` on into the tile.
-    fn load(&self, tile: &mut Tile<'_>, row: usize, count: usize) {
-        let Heads { head_dim: dim, .. } = self.heads;
-        let (group, padded, scale) = (self.heads.group(), self.padded(), 1.0 / (dim as f32).sqrt());
-        let Inputs { doutput, rotated, output, .. } = self.inputs;
+    fn load(&self, tile: &mut Tile<'_>, source: QueryRows<'_>, row: usize, count: usize) {
+        let (dim, group, padded) = (self.heads().head_dim, self.heads().group(), self.padded());
+        let scale = 1.0 / (dim as f32).sqrt();
+        let first_head = (self.head - self.shape.range.start) * group;
         for index in 0..count * group {
-            let (token, column) = (row + index / group, (self.head * group + index % group) * dim);
-            let query = &rotated[token * self.heads.projected_width() + column..][..dim];
+            let (row, head) = (row + index / group, first_head + index % group);
+            let query = &source.queries[row * source.query_pitch + head * dim..][..dim];
             scaled_copy(query, scale, &mut tile.queries[index * padded..][..dim]);
-            let columns = token * self.heads.query_width() + column;
-            let doutput = &doutput[columns..columns + dim];
+            let doutput = &source.doutputs[row * source.doutput_pitch + head * dim..][..dim];
             tile.doutputs[index * padded..][..dim].copy_from_slice(doutput);
-            tile.corrections[index] = row_dot(doutput, &output[columns..columns + dim]);
+            tile.log_sum_exps[index] = source.log_sum_exps[row * source.statistic_pitch + head];
+            tile.deltas[index] = source.deltas[row * source.statistic_pitch + head];
         }
     }
 
-    /// Turns the tile's `scores` into probabilities and its `dscores` into their gradients, between `count` positions from `position` (row
-    /// `row`) on and the keys `first..end`.
-    fn score(&self, tile: &mut Tile<'_>, row: usize, position: usize, count: usize, first: usize, end: usize) {
-        let (dim, group, padded) = (self.heads.head_dim, self.heads.group(), self.padded());
+    /// Turns the tile's `scores` into probabilities and its `dscores` into their gradients, between `count` positions from `position` on
+    /// and the keys `first..end`.
+    fn score(&self, tile: &mut Tile<'_>, position: usize, count: usize, first: usize, end: usize) {
+        let (dim, group, padded) = (self.heads().head_dim, self.heads().group(), self.padded());
         let columns = (end - first).next_multiple_of(PANEL);
         let against = |left: &[f32], panels: &[f32], result: &mut [f32]| {
             let block = Block {
@@ -184,24 +212,22 @@ impl Head<'_> {
         against(tile.doutputs, &self.matrices.value_panels, tile.dscores);
         for index in 0..count * group {
             let visible = (position + index / group + 1).saturating_sub(first).min(end - first);
-            let query_head = self.head * group + index % group;
-            let log_sum_exp = self.inputs.log_sum_exp[(row + index / group) * self.heads.query_heads + query_head];
             let range = index * TILE_KEYS..index * TILE_KEYS + columns;
             let (scores, dscores) = (&mut tile.scores[range.clone()], &mut tile.dscores[range]);
-            score_gradient(scores, dscores, visible, log_sum_exp, tile.corrections[index]);
+            score_gradient(scores, dscores, visible, tile.log_sum_exps[index], tile.deltas[index]);
         }
     }
 
     /// The gradients of some rows' queries, keys ascending.
-    fn query_gradients(&self, row: usize, position: usize, count: usize, drotated: Shared) {
-        let (dim, group, padded) = (self.heads.head_dim, self.heads.group(), self.padded());
+    fn query_gradients(&self, source: QueryRows<'_>, row: usize, position: usize, count: usize, drotated: Shared) {
+        let (dim, group, padded) = (self.heads().head_dim, self.heads().group(), self.padded());
         let rows = count * group;
         self.with_tile(rows, rows * padded, |mut tile, dqueries| {
-            self.load(&mut tile, row, count);
+            self.load(&mut tile, source, row, count);
             let visible = position + count; // keys that the last of these positions sees
             for first in (0..visible).step_by(TILE_KEYS) {
                 let end = visible.min(first + TILE_KEYS);
-                self.score(&mut tile, row, position, count, first, end);
+                self.score(&mut tile, position, count, first, end);
                 let block = Block {
                     rows,
                     columns: padded,
@@ -223,25 +249,26 @@ impl Head<'_> {
             for (index, dquery) in dqueries.chunks_exact(padded).enumerate() {
                 let (token, column) = (row + index / group, (self.head * group + index % group) * dim);
                 // SAFETY: these query columns of these rows belong to this piece alone, and lie inside by the caller's assertion.
-                let target = unsafe { drotated.slice(token * self.heads.projected_width() + column, dim) };
+                let target = unsafe { drotated.slice(token * self.heads().projected_width() + column, dim) };
                 scaled_copy(&dquery[..dim], scale, target);
             }
         });
     }
 
-    /// The gradients of the keys and values of a tile's width from `first` on, rows ascending, `positions` at a time.
-    fn key_gradients(&self, first: usize, positions: usize, shape: &BlockShape, dblocks: Shared) {
-        let (dim, group, padded) = (self.heads.head_dim, self.heads.group(), self.padded());
-        let last = self.document.keys.min(first + TILE_KEYS);
+    /// The gradients of the keys and values of `slice` from its key `offset` on, a tile's width of them: over all queries of the document,
+    /// ascending, `positions` at a time.
+    fn key_gradients(&self, slice: QuerySlice, offset: usize, positions: usize, drotated: Shared) {
+        let (dim, group, padded) = (self.heads().head_dim, self.heads().group(), self.padded());
+        let (first, last) = (slice.first + offset, slice.first + slice.length.min(offset + TILE_KEYS));
         self.with_tile(positions * group, 2 * TILE_KEYS * padded, |mut tile, gradients| {
             let (dkeys, dvalues) = gradients.split_at_mut(TILE_KEYS * padded); // [TILE_KEYS, padded] each
-            for slice in &self.document.slices {
-                let seeing = slice.first.max(first)..slice.first + slice.length;
-                for position in seeing.clone().step_by(positions) {
-                    let count = positions.min(seeing.end - position);
-                    let (row, end) = (slice.row + position - slice.first, last.min(position + count));
-                    self.load(&mut tile, row, count);
-                    self.score(&mut tile, row, position, count, first, end);
+            for queries in &self.seeing.slices {
+                let here = queries.first.max(first)..queries.first + queries.length;
+                for position in here.clone().step_by(positions) {
+                    let count = positions.min(here.end - position);
+                    let end = last.min(position + count);
+                    self.load(&mut tile, self.seeing.rows, queries.row + position - queries.first, count);
+                    self.score(&mut tile, position, count, first, end);
                     for (weights, vectors, sums) in
                         [(&*tile.dscores, &*tile.queries, &mut *dkeys), (&*tile.scores, &*tile.doutputs, &mut *dvalues)]
                     {
@@ -265,14 +292,11 @@ impl Head<'_> {
                 }
             }
             for (part, sums) in [(Part::Keys, dkeys), (Part::Values, dvalues)] {
-                let blocks = self.document.table[first / KEYS_PER_BLOCK..].iter();
-                for (&block, sums) in blocks.zip(sums.chunks_exact(KEYS_PER_BLOCK * padded)) {
-                    let start = block as usize * shape.numbers() + shape.offset(part, self.head);
-                    // SAFETY: no other document has this block, no other piece this head of it; it lies inside by the caller's assertion.
-                    let target = unsafe { dblocks.slice(start, KEYS_PER_BLOCK * dim) };
-                    for (target, sum) in target.chunks_exact_mut(dim).zip(sums.chunks_exact(padded)) {
-                        target.copy_from_slice(&sum[..dim]);
-                    }
+                let columns = self.shape.columns(part, self.head);
+                for (index, sum) in sums.chunks_exact(padded).take(last - first).enumerate() {
+                    let start = (slice.row + offset + index) * self.heads().projected_width() + columns.start;
+                    // SAFETY: these key or value columns of these rows belong to this piece alone, and lie inside by the caller's assertion.
+                    unsafe { drotated.slice(start, dim) }.copy_from_slice(&sum[..dim]);
                 }
             }
         });

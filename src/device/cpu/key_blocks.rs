@@ -1,4 +1,5 @@
-//! Keys and values in blocks (see [`KeyBlocks`]): rows go in, matrices of one head come out as products want them.
+//! Keys and values in blocks (see [`AttentionPlan`]): rows go in, matrices of one head come out as products want them. And rows of
+//! queries, which the gradients of keys read where they were computed or where other ranks' have arrived.
 
 use std::ops::Range;
 
@@ -6,7 +7,8 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use super::kernel::PANEL;
 use super::parallel::for_row_blocks;
-use crate::device::ops::{Heads, KEYS_PER_BLOCK, KeyBlocks, QuerySlice};
+use crate::device::CpuDevice;
+use crate::device::ops::{AttendedRows, AttentionPlan, Heads, KEYS_PER_BLOCK, QuerySlice};
 
 /// Which half of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +27,7 @@ pub struct BlockShape {
 impl BlockShape {
     /// Numbers of a block.
     pub fn numbers(&self) -> usize {
-        KeyBlocks::block_numbers(self.range.len(), self.heads.head_dim)
+        AttentionPlan::block_numbers(self.range.len(), self.heads.head_dim)
     }
 
     /// Where `[KEYS_PER_BLOCK, head_dim]` of a head start in a block.
@@ -34,8 +36,18 @@ impl BlockShape {
         (half + head - self.range.start) * KEYS_PER_BLOCK * self.heads.head_dim
     }
 
+    /// Query heads of the range.
+    pub fn query_heads(&self) -> usize {
+        self.range.len() * self.heads.group()
+    }
+
+    /// Numbers of a row of exchanged queries.
+    fn query_numbers(&self) -> usize {
+        AttentionPlan::query_numbers(self.query_heads(), self.heads.head_dim)
+    }
+
     /// The columns of a head's keys or values in a projected row.
-    fn columns(&self, part: Part, head: usize) -> Range<usize> {
+    pub fn columns(&self, part: Part, head: usize) -> Range<usize> {
         let Heads { head_dim, .. } = self.heads;
         let half = if part == Part::Keys { 0 } else { self.heads.key_value_width() };
         let start = self.heads.query_width() + half + head * head_dim;
@@ -54,13 +66,14 @@ impl BlockShape {
 
 /// The rows of a document that are here, and its keys up to the last that they see.
 pub struct Document<'a> {
+    pub number: usize,
     pub slices: Vec<QuerySlice>,
     pub table: &'a [u32],
     pub keys: usize,
 }
 
 /// The documents that have rows here. Panics where the plan contradicts itself, on which the threads' shares of the work stand.
-pub fn documents(plan: &KeyBlocks) -> Vec<Document<'_>> {
+pub fn documents(plan: &AttentionPlan) -> Vec<Document<'_>> {
     let mut listed = vec![false; plan.blocks];
     for &block in plan.tables.iter().flatten() {
         assert!(!std::mem::replace(&mut listed[block as usize], true), "block {block} is listed twice");
@@ -72,17 +85,17 @@ pub fn documents(plan: &KeyBlocks) -> Vec<Document<'_>> {
         rows += slice.length;
         slices[slice.document].push(slice);
     }
-    let documents = slices.into_iter().zip(&plan.tables).filter(|(slices, _)| !slices.is_empty());
+    let documents = slices.into_iter().zip(&plan.tables).enumerate().filter(|(_, (slices, _))| !slices.is_empty());
     documents
-        .map(|(slices, table)| {
+        .map(|(number, (slices, table))| {
             let keys = slices.iter().map(|slice| slice.first + slice.length).max().unwrap_or(0);
-            Document { slices, table: &table[..keys.div_ceil(KEYS_PER_BLOCK)], keys }
+            Document { number, slices, table: &table[..keys.div_ceil(KEYS_PER_BLOCK)], keys }
         })
         .collect()
 }
 
 /// Copies the keys and values of every row to its block, and zeros to the rest of each slice's last block.
-pub fn write(rotated: &[f32], shape: &BlockShape, plan: &KeyBlocks, blocks: &mut [f32]) {
+pub fn write(rotated: &[f32], shape: &BlockShape, plan: &AttentionPlan, blocks: &mut [f32]) {
     let (width, dim) = (shape.heads.projected_width(), shape.heads.head_dim);
     let mut sources: Vec<Option<Range<usize>>> = vec![None; plan.blocks];
     for slice in &plan.slices {
@@ -109,23 +122,72 @@ pub fn write(rotated: &[f32], shape: &BlockShape, plan: &KeyBlocks, blocks: &mut
     });
 }
 
-/// Backward of [`write`]: overwrites the key and value columns of the heads in `drotated`.
-pub fn read_gradients(dblocks: &[f32], shape: &BlockShape, plan: &KeyBlocks, drotated: &mut [f32]) {
-    let (width, dim) = (shape.heads.projected_width(), shape.heads.head_dim);
-    let mut sources = Vec::with_capacity(plan.rows()); // of each row: where its block starts, and its key there
-    for slice in &plan.slices {
-        for position in slice.first..slice.first + slice.length {
-            let block = plan.tables[slice.document][position / KEYS_PER_BLOCK];
-            sources.push((block as usize * shape.numbers(), position % KEYS_PER_BLOCK));
+/// Rows of queries with what gradients need of them, from the first query head of a range on: row `r` of head `h` at
+/// `r * pitch + h * head_dim`, its statistics at `r * pitch + h`.
+#[derive(Clone, Copy)]
+pub struct QueryRows<'a> {
+    pub queries: &'a [f32],
+    pub doutputs: &'a [f32],
+    pub log_sum_exps: &'a [f32],
+    pub deltas: &'a [f32],
+    pub query_pitch: usize,
+    pub doutput_pitch: usize,
+    pub statistic_pitch: usize,
+}
+
+impl<'a> QueryRows<'a> {
+    /// Of the pass.
+    pub fn of_pass(rows: AttendedRows<'a, CpuDevice>, shape: &BlockShape, count: usize) -> Self {
+        let heads = shape.heads;
+        let AttendedRows { rotated, doutput, log_sum_exp, delta } = rows;
+        let long_enough = rotated.len() >= count * heads.projected_width()
+            && doutput.len() >= count * heads.query_width()
+            && log_sum_exp.len().min(delta.len()) >= count * heads.query_heads;
+        assert!(long_enough, "a buffer is too short for {count} rows");
+        let first_head = shape.range.start * heads.group();
+        let from = |values: &'a Vec<f32>, first: usize| values.get(first..).unwrap_or(&[]);
+        QueryRows {
+            queries: from(rotated, first_head * heads.head_dim),
+            doutputs: from(doutput, first_head * heads.head_dim),
+            log_sum_exps: from(log_sum_exp, first_head),
+            deltas: from(delta, first_head),
+            query_pitch: heads.projected_width(),
+            doutput_pitch: heads.query_width(),
+            statistic_pitch: heads.query_heads,
         }
     }
-    let places = shape.places();
-    for_row_blocks(sources.len(), 2 * shape.heads.key_value_width(), [(drotated, width)], |first, _, [drotated]| {
-        for (row, &(block, key)) in drotated.chunks_exact_mut(width).zip(&sources[first..]) {
-            for (offset, columns) in &places {
-                let start = block + offset + key * dim;
-                row[columns.clone()].copy_from_slice(&dblocks[start..start + dim]);
-            }
+
+    /// That ranks have exchanged: queries, gradients of outputs, then the statistics. A number has room for one in f32; half of what is
+    /// there for two stays 0.
+    pub fn exchanged(values: &'a [f32], shape: &BlockShape) -> Self {
+        let (width, pitch) = (shape.query_heads() * shape.heads.head_dim, shape.query_numbers());
+        let from = |first: usize| values.get(first..).unwrap_or(&[]);
+        QueryRows {
+            queries: values,
+            doutputs: from(width),
+            log_sum_exps: from(2 * width),
+            deltas: from(2 * width + shape.query_heads()),
+            query_pitch: pitch,
+            doutput_pitch: pitch,
+            statistic_pitch: pitch,
+        }
+    }
+}
+
+/// Copies the rows that this rank contributes to its part of `queries`, in the layout of [`QueryRows::exchanged`].
+pub fn write_queries(rows: QueryRows<'_>, shape: &BlockShape, plan: &AttentionPlan, queries: &mut [f32]) {
+    let (heads, numbers) = (shape.query_heads(), shape.query_numbers());
+    let width = heads * shape.heads.head_dim;
+    let sources: Vec<usize> = plan.contributed_rows().collect();
+    let own = &mut queries[plan.queries.own * numbers..];
+    for_row_blocks(sources.len(), numbers, [(own, numbers)], |first, _, [own]| {
+        for (target, &row) in own.chunks_exact_mut(numbers).zip(&sources[first..]) {
+            target[..width].copy_from_slice(&rows.queries[row * rows.query_pitch..][..width]);
+            target[width..2 * width].copy_from_slice(&rows.doutputs[row * rows.doutput_pitch..][..width]);
+            let statistics = &mut target[2 * width..];
+            statistics.fill(0.0);
+            statistics[..heads].copy_from_slice(&rows.log_sum_exps[row * rows.statistic_pitch..][..heads]);
+            statistics[heads..2 * heads].copy_from_slice(&rows.deltas[row * rows.statistic_pitch..][..heads]);
         }
     });
 }

@@ -18,12 +18,13 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::ops::{
-    AdamWStep, Cotangents, Device, Heads, KeyBlocks, LinearWeights, Role, Rotation, RotationGradients, Scores, Span,
+    AdamWStep, AttendedRows, AttentionPlan, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores,
+    Span,
 };
 pub use attention::KeyValues;
 use gemm::PackedWeights;
 use kernel::PANEL;
-use key_blocks::BlockShape;
+use key_blocks::{BlockShape, QueryRows};
 use rows::RotationSlices;
 use simd::InstructionSet;
 
@@ -224,7 +225,14 @@ impl Device for CpuDevice {
         let log_sum_exp = log_sum_exp.map(Vec::as_mut_slice);
         attention::forward(self.set, self.segment, rotated, heads, spans, caches, output, log_sum_exp);
     }
-    fn write_key_blocks(&self, rotated: &Vec<f32>, heads: Heads, range: Range<usize>, plan: &KeyBlocks, blocks: &mut Vec<f32>) {
+    fn write_key_blocks(
+        &self,
+        rotated: &Vec<f32>,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &AttentionPlan,
+        blocks: &mut Vec<f32>,
+    ) {
         key_blocks::write(rotated, &BlockShape { heads, range }, plan, blocks);
     }
     fn block_attention(
@@ -232,7 +240,7 @@ impl Device for CpuDevice {
         rotated: &Vec<f32>,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &Vec<f32>,
         output: &mut Vec<f32>,
         log_sum_exp: &mut Vec<f32>,
@@ -240,31 +248,31 @@ impl Device for CpuDevice {
         let shape = BlockShape { heads, range };
         attention::forward_blocks(self.set, self.segment, rotated, &shape, plan, blocks, output, log_sum_exp);
     }
+    fn attention_delta(&self, doutput: &Vec<f32>, output: &Vec<f32>, heads: Heads, rows: usize, delta: &mut Vec<f32>) {
+        attention_backward::delta(doutput, output, heads, rows, delta);
+    }
+    fn write_shared_queries(
+        &self,
+        rows: AttendedRows<'_, Self>,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &AttentionPlan,
+        queries: &mut Vec<f32>,
+    ) {
+        let shape = BlockShape { heads, range };
+        key_blocks::write_queries(QueryRows::of_pass(rows, &shape, plan.rows()), &shape, plan, queries);
+    }
     fn block_attention_backward(
         &self,
-        doutput: &Vec<f32>,
-        rotated: &Vec<f32>,
-        output: &Vec<f32>,
-        log_sum_exp: &Vec<f32>,
+        rows: AttendedRows<'_, Self>,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &Vec<f32>,
-        drotated: &mut Vec<f32>,
-        dblocks: &mut Vec<f32>,
-    ) {
-        let inputs = attention_backward::Inputs { doutput, rotated, output, log_sum_exp };
-        attention_backward::backward(self.set, inputs, &BlockShape { heads, range }, plan, blocks, drotated, dblocks);
-    }
-    fn read_key_block_gradients(
-        &self,
-        dblocks: &Vec<f32>,
-        heads: Heads,
-        range: Range<usize>,
-        plan: &KeyBlocks,
+        queries: &Vec<f32>,
         drotated: &mut Vec<f32>,
     ) {
-        key_blocks::read_gradients(dblocks, &BlockShape { heads, range }, plan, drotated);
+        attention_backward::backward(self.set, rows, &BlockShape { heads, range }, plan, blocks, queries, drotated);
     }
 
     fn swiglu(&self, gate_up: &Vec<f32>, rows: usize, width: usize, y: &mut Vec<f32>) {

@@ -52,12 +52,14 @@ pub struct AttentionSpan {
     pub page: i32,
 }
 
-/// One page of keys and the tiles of queries that see any of them.
+/// One page of keys that were computed here, and the tiles of queries that see any of them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionKeys {
     pub block: i32,
     pub first: i32,
+    pub row: i32,
+    pub length: i32,
     pub first_tile: i32,
     pub end_tile: i32,
 }
@@ -190,7 +192,7 @@ arguments! {
         reserved: i32,
     }
     struct KeyBlockRows {
-        rows: Address,
+        rotated: Address,
         tiles: Address,
         pages: Address,
         blocks: Address,
@@ -224,19 +226,51 @@ arguments! {
         scale: f32,
         reserved: i32,
     }
-    struct AttentionBackward {
+    struct AttentionDelta {
         doutput: Address,
-        rotated: Address,
         output: Address,
-        log_sum_exp: Address,
         delta: Address,
+        rows: i64,
+        query_heads: i32,
+        reserved: i32,
+    }
+    struct QueryRows {
+        queries: Address,
+        doutputs: Address,
+        log_sum_exps: Address,
+        deltas: Address,
+        query_pitch: i64,
+        doutput_pitch: i64,
+        statistic_pitch: i64,
+    }
+    struct WriteSharedQueries {
+        from: QueryRows,
+        rows: Address,
+        to: Address,
+        count: i64,
+        pitch: i64,
+        query_heads: i32,
+        head_dim: i32,
+    }
+    struct AttentionBackwardKeys {
+        queries: QueryRows,
         tiles: Address,
         keys: Address,
         blocks: Address,
-        pages: Address,
-        dblocks: Address,
         drotated: Address,
-        rows: i64,
+        heads: HeadRange,
+        scale: f32,
+        reserved: i32,
+    }
+    struct AttentionBackwardQueries {
+        rotated: Address,
+        doutput: Address,
+        log_sum_exp: Address,
+        delta: Address,
+        tiles: Address,
+        blocks: Address,
+        pages: Address,
+        drotated: Address,
         heads: HeadRange,
         scale: f32,
         reserved: i32,

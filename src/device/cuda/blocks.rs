@@ -1,27 +1,28 @@
-//! Attention of training passes over blocks of keys: the forward kernel of paged caches with a block as a page, and the backward,
-//! which leaves the gradients of keys and values in blocks too.
+//! Attention of training passes over blocks of keys: the forward kernel of paged caches with a block as a page, and the backward.
 
 use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::CudaDevice;
-use super::allocator::Purpose;
-use super::arguments::{Address, AttentionBackward, AttentionForward, AttentionKeys, AttentionSpan, KEYS_PER_PAGE, KeyBlockRows};
+use super::arguments::{
+    Address, AttentionBackwardKeys, AttentionBackwardQueries, AttentionDelta, AttentionForward, AttentionKeys, AttentionSpan,
+    KEYS_PER_PAGE, KeyBlockRows, QueryRows, WriteSharedQueries,
+};
 use super::attention::{head_range, kernel_span, longest_first, scale, tiles};
 use super::buffers::Buffer;
 use super::indices::{Table, narrow};
-use crate::device::ops::{Heads, KEYS_PER_BLOCK, KeyBlocks, QuerySlice, Span};
+use crate::device::ops::{AttendedRows, AttentionPlan, Heads, KEYS_PER_BLOCK, QuerySlice, Span};
 
 // A block is a page, and a tile of queries has the rows of one block.
 const _: () = assert!(KEYS_PER_BLOCK == KEYS_PER_PAGE);
 
 /// Numbers of all blocks of a plan.
-fn numbers(plan: &KeyBlocks, heads: Heads, range: &Range<usize>) -> usize {
-    plan.blocks * KeyBlocks::block_numbers(range.len(), heads.head_dim)
+fn numbers(plan: &AttentionPlan, heads: Heads, range: &Range<usize>) -> usize {
+    plan.blocks * AttentionPlan::block_numbers(range.len(), heads.head_dim)
 }
 
 /// Where the page table of each document starts when they follow each other.
-fn table_starts(plan: &KeyBlocks) -> Vec<usize> {
+fn table_starts(plan: &AttentionPlan) -> Vec<usize> {
     let start = |at: &mut usize, table: &Vec<u32>| {
         let start = *at;
         *at += table.len();
@@ -31,7 +32,7 @@ fn table_starts(plan: &KeyBlocks) -> Vec<usize> {
 }
 
 /// The tiles of these slices, in their order.
-fn slice_tiles<'a>(plan: &KeyBlocks, slices: impl IntoIterator<Item = &'a QuerySlice>) -> Vec<AttentionSpan> {
+fn slice_tiles<'a>(plan: &AttentionPlan, slices: impl IntoIterator<Item = &'a QuerySlice>) -> Vec<AttentionSpan> {
     let starts = table_starts(plan);
     let span = |slice: &QuerySlice| {
         assert!(slice.first.is_multiple_of(KEYS_PER_BLOCK), "a slice starts at {}, inside a block", slice.first);
@@ -40,63 +41,48 @@ fn slice_tiles<'a>(plan: &KeyBlocks, slices: impl IntoIterator<Item = &'a QueryS
     tiles(&slices.into_iter().map(span).collect::<Vec<_>>())
 }
 
-/// Every block with the tiles at or after it in its document, those with the most tiles first; and the tiles of all documents, each
-/// document's ascending. Blocks that no row here attends to have no tiles: their gradients are 0.
-fn keys_and_tiles(plan: &KeyBlocks) -> (Vec<AttentionKeys>, Vec<AttentionSpan>) {
-    let mut slices: Vec<&QuerySlice> = plan.slices.iter().collect();
-    slices.sort_by_key(|slice| (slice.document, slice.first));
-    let mut tiles = Vec::new();
-    let mut keys: Vec<AttentionKeys> =
-        (0..plan.blocks as i32).map(|block| AttentionKeys { block, first: 0, first_tile: 0, end_tile: 0 }).collect();
-    for of_document in slices.chunk_by(|a, b| a.document == b.document) {
+/// The blocks of the keys of `here`, slices of the pass, each with the tiles that see any of them, those with the most tiles first; and
+/// the tiles of `queries`, all slices of the same documents, ascending by document and position.
+fn keys_and_tiles(plan: &AttentionPlan, here: &[QuerySlice], queries: &[QuerySlice]) -> (Vec<AttentionKeys>, Vec<AttentionSpan>) {
+    let (mut tiles, mut of_document) = (Vec::new(), vec![0..0; plan.tables.len()]);
+    for slices in queries.chunk_by(|a, b| a.document == b.document) {
         let start = tiles.len();
-        tiles.extend(slice_tiles(plan, of_document.iter().copied()));
-        for (index, &block) in plan.tables[of_document[0].document].iter().enumerate() {
-            let first = index * KEYS_PER_BLOCK;
-            let before = tiles[start..].partition_point(|tile| (tile.past as usize) < first);
-            let [first, first_tile, end_tile] = [first, start + before, tiles.len()].map(|number| narrow([number])[0]);
-            keys[block as usize] = AttentionKeys { block: block as i32, first, first_tile, end_tile };
+        tiles.extend(slice_tiles(plan, slices));
+        of_document[slices[0].document] = start..tiles.len();
+    }
+    let mut keys = Vec::new();
+    for &QuerySlice { row, length, document, first } in here {
+        let seeing = of_document[document].clone();
+        for offset in (0..length).step_by(KEYS_PER_BLOCK) {
+            let (first, row, length) = (first + offset, row + offset, (length - offset).min(KEYS_PER_BLOCK));
+            let block = plan.tables[document][first / KEYS_PER_BLOCK] as usize;
+            let first_tile = seeing.start + tiles[seeing.clone()].partition_point(|tile| (tile.past as usize) < first);
+            let numbers = [block, first, row, length, first_tile, seeing.end].map(|number| narrow([number])[0]);
+            let [block, first, row, length, first_tile, end_tile] = numbers;
+            keys.push(AttentionKeys { block, first, row, length, first_tile, end_tile });
         }
     }
     keys.sort_by_key(|keys| Reverse(keys.end_tile - keys.first_tile));
     (keys, tiles)
 }
 
+/// Numbers of a row of exchanged queries.
+fn query_numbers(heads: Heads, range: &Range<usize>) -> usize {
+    AttentionPlan::query_numbers(range.len() * heads.group(), heads.head_dim)
+}
+
 impl CudaDevice {
     /// Uploads where the blocks of each document lie, in bytes of bf16: the same for all buffers of blocks of as many heads.
-    fn block_pages(&self, plan: &KeyBlocks, heads: Heads, range: &Range<usize>) -> Address {
-        let bytes = KeyBlocks::block_numbers(range.len(), heads.head_dim) * size_of::<u16>();
+    fn block_pages(&self, plan: &AttentionPlan, heads: Heads, range: &Range<usize>) -> Address {
+        let bytes = AttentionPlan::block_numbers(range.len(), heads.head_dim) * size_of::<u16>();
         let pages: Vec<i64> = plan.tables.iter().flatten().map(|&block| block as i64 * bytes as i64).collect();
         self.tables().upload(Table::BlockPages, &pages)
     }
 
     /// Uploads the tiles of all slices; `(where, how many)`.
-    fn block_tiles(&self, plan: &KeyBlocks) -> (Address, usize) {
+    fn block_tiles(&self, plan: &AttentionPlan) -> (Address, usize) {
         let tiles = longest_first(slice_tiles(plan, &plan.slices));
         (self.tables().upload(Table::BlockTiles, &tiles), tiles.len())
-    }
-
-    /// Moves keys and values, or their gradients, between rows and blocks.
-    fn move_key_blocks(
-        &self,
-        kernel: &str,
-        rows: Address,
-        heads: Heads,
-        range: &Range<usize>,
-        plan: &KeyBlocks,
-        blocks: Address,
-    ) {
-        let (tiles, count) = self.block_tiles(plan);
-        let arguments = KeyBlockRows {
-            rows,
-            tiles,
-            pages: self.block_pages(plan, heads, range),
-            blocks,
-            heads: head_range(heads, range),
-            head_dim: heads.head_dim as i32,
-            reserved: 0,
-        };
-        self.kernels().launch(kernel, [count, 2 * range.len(), 1], &arguments);
     }
 
     pub(super) fn fill_key_blocks(
@@ -104,25 +90,20 @@ impl CudaDevice {
         rotated: &Buffer,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &mut Buffer,
     ) {
-        let rotated = rotated.bf16(plan.rows() * heads.projected_width());
-        let blocks = blocks.bf16(numbers(plan, heads, &range));
-        self.move_key_blocks("write_key_blocks", rotated, heads, &range, plan, blocks);
-    }
-
-    pub(super) fn key_block_gradients(
-        &self,
-        dblocks: &Buffer,
-        heads: Heads,
-        range: Range<usize>,
-        plan: &KeyBlocks,
-        drotated: &mut Buffer,
-    ) {
-        let drotated = drotated.bf16(plan.rows() * heads.projected_width());
-        let dblocks = dblocks.f32(numbers(plan, heads, &range));
-        self.move_key_blocks("read_key_block_gradients", drotated, heads, &range, plan, dblocks);
+        let (tiles, count) = self.block_tiles(plan);
+        let arguments = KeyBlockRows {
+            rotated: rotated.bf16(plan.rows() * heads.projected_width()),
+            tiles,
+            pages: self.block_pages(plan, heads, &range),
+            blocks: blocks.bf16(numbers(plan, heads, &range)),
+            heads: head_range(heads, &range),
+            head_dim: heads.head_dim as i32,
+            reserved: 0,
+        };
+        self.kernels().launch("write_key_blocks", [count, 2 * range.len(), 1], &arguments);
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -131,7 +112,7 @@ impl CudaDevice {
         rotated: &Buffer,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &Buffer,
         output: &mut Buffer,
         log_sum_exp: &mut Buffer,
@@ -154,68 +135,160 @@ impl CudaDevice {
         self.kernels().launch(&kernel, [count, range.len() * heads.group(), 1], &arguments);
     }
 
+    pub(super) fn output_delta(&self, doutput: &Buffer, output: &Buffer, heads: Heads, rows: usize, delta: &mut Buffer) {
+        let arguments = AttentionDelta {
+            doutput: doutput.bf16(rows * heads.query_width()),
+            output: output.bf16(rows * heads.query_width()),
+            delta: delta.f32(rows * heads.query_heads),
+            rows: rows as i64,
+            query_heads: heads.query_heads as i32,
+            reserved: 0,
+        };
+        self.kernels().launch_striding(&format!("attention_delta_d{}", heads.head_dim), rows * 32, &arguments);
+    }
+
+    /// The rows of the pass, from the first query head of the range on.
+    fn own_queries(&self, attended: AttendedRows<'_, CudaDevice>, heads: Heads, range: &Range<usize>, rows: usize) -> QueryRows {
+        let AttendedRows { rotated, doutput, log_sum_exp, delta } = attended;
+        let first_head = range.start * heads.group();
+        let column = (first_head * heads.head_dim * size_of::<u16>()) as Address;
+        let statistic = (first_head * size_of::<f32>()) as Address;
+        QueryRows {
+            queries: rotated.bf16(rows * heads.projected_width()) + column,
+            doutputs: doutput.bf16(rows * heads.query_width()) + column,
+            log_sum_exps: log_sum_exp.f32(rows * heads.query_heads) + statistic,
+            deltas: delta.f32(rows * heads.query_heads) + statistic,
+            query_pitch: heads.projected_width() as i64,
+            doutput_pitch: heads.query_width() as i64,
+            statistic_pitch: heads.query_heads as i64,
+        }
+    }
+
+    pub(super) fn fill_shared_queries(
+        &self,
+        attended: AttendedRows<'_, CudaDevice>,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &AttentionPlan,
+        queries: &mut Buffer,
+    ) {
+        let (rows, pitch) = (narrow(plan.contributed_rows()), query_numbers(heads, &range));
+        let own = (plan.queries.own * pitch * size_of::<u16>()) as Address;
+        let arguments = WriteSharedQueries {
+            from: self.own_queries(attended, heads, &range, plan.rows()),
+            rows: self.tables().upload(Table::ContributedRows, &rows),
+            to: queries.bf16((plan.queries.own + rows.len()) * pitch) + own,
+            count: rows.len() as i64,
+            pitch: pitch as i64,
+            query_heads: (range.len() * heads.group()) as i32,
+            head_dim: heads.head_dim as i32,
+        };
+        self.kernels().launch_striding("write_shared_queries", rows.len() * pitch / 8, &arguments);
+    }
+
     #[allow(clippy::too_many_arguments)]
     pub(super) fn attend_blocks_backward(
         &self,
-        doutput: &Buffer,
-        rotated: &Buffer,
-        output: &Buffer,
-        log_sum_exp: &Buffer,
+        attended: AttendedRows<'_, CudaDevice>,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &Buffer,
+        queries: &Buffer,
         drotated: &mut Buffer,
-        dblocks: &mut Buffer,
     ) {
-        let (rows, numbers) = (plan.rows(), numbers(plan, heads, &range));
-        let (keys, tiles_by_document) = keys_and_tiles(plan);
+        let rows = plan.rows();
+        let blocks = blocks.bf16(numbers(plan, heads, &range));
+        let drotated = drotated.bf16(rows * heads.projected_width());
+        let (whole, shared): (Vec<_>, Vec<_>) = [false, true].map(|shared| plan.slices_of(shared).copied().collect()).into();
+        let key_gradients = |tables: [Table; 2], queries: QueryRows, here: &[QuerySlice], slices: &[QuerySlice]| {
+            let (keys, tiles) = keys_and_tiles(plan, here, slices);
+            let arguments = AttentionBackwardKeys {
+                queries,
+                keys: self.tables().upload(tables[0], &keys),
+                tiles: self.tables().upload(tables[1], &tiles),
+                blocks,
+                drotated,
+                heads: head_range(heads, &range),
+                scale: scale(heads),
+                reserved: 0,
+            };
+            let kernel = format!("attention_backward_keys_d{}", heads.head_dim);
+            self.kernels().launch(&kernel, [keys.len(), range.len(), 1], &arguments);
+        };
+        let own = self.own_queries(attended, heads, &range, rows);
+        key_gradients([Table::WholeKeys, Table::WholeTiles], own, &whole, &whole);
+        let exchanged = self.exchanged_queries(queries, heads, &range, plan);
+        key_gradients([Table::SharedKeys, Table::SharedTiles], exchanged, &shared, &plan.queries.slices);
+
+        let AttendedRows { rotated, doutput, log_sum_exp, delta } = attended;
         let (tiles, count) = self.block_tiles(plan);
-        let delta = self.allocate(Purpose::Workspace, rows * heads.query_heads * size_of::<f32>());
-        let of_queries = AttentionBackward {
-            doutput: doutput.bf16(rows * heads.query_width()),
+        let arguments = AttentionBackwardQueries {
             rotated: rotated.bf16(rows * heads.projected_width()),
-            output: output.bf16(rows * heads.query_width()),
+            doutput: doutput.bf16(rows * heads.query_width()),
             log_sum_exp: log_sum_exp.f32(rows * heads.query_heads),
-            delta: delta.address(),
+            delta: delta.f32(rows * heads.query_heads),
             tiles,
-            keys: self.tables().upload(Table::BlockKeys, &keys),
-            blocks: blocks.bf16(numbers),
+            blocks,
             pages: self.block_pages(plan, heads, &range),
-            dblocks: dblocks.f32(numbers),
-            drotated: drotated.bf16(rows * heads.projected_width()),
-            rows: rows as i64,
+            drotated,
             heads: head_range(heads, &range),
             scale: scale(heads),
             reserved: 0,
         };
-        let of_keys = AttentionBackward { tiles: self.tables().upload(Table::TilesByDocument, &tiles_by_document), ..of_queries };
-        let (dim, query_heads) = (heads.head_dim, range.len() * heads.group());
-        let kernels = self.kernels();
-        kernels.launch_striding(&format!("attention_delta_d{dim}"), rows * 32, &of_keys);
-        kernels.launch(&format!("attention_backward_keys_d{dim}"), [keys.len(), range.len(), 1], &of_keys);
-        kernels.launch(&format!("attention_backward_queries_d{dim}"), [count, query_heads, 1], &of_queries);
+        let kernel = format!("attention_backward_queries_d{}", heads.head_dim);
+        self.kernels().launch(&kernel, [count, range.len() * heads.group(), 1], &arguments);
+    }
+
+    /// The rows that all ranks contributed, which hold the query heads of the range alone.
+    fn exchanged_queries(&self, queries: &Buffer, heads: Heads, range: &Range<usize>, plan: &AttentionPlan) -> QueryRows {
+        let (query_heads, pitch) = (range.len() * heads.group(), query_numbers(heads, range));
+        let rows = plan.queries.slices.iter().map(|slice| slice.row + slice.length).max().unwrap_or(0);
+        let start = queries.bf16(rows * pitch);
+        let doutputs = start + (query_heads * heads.head_dim * size_of::<u16>()) as Address;
+        let log_sum_exps = doutputs + (query_heads * heads.head_dim * size_of::<u16>()) as Address;
+        QueryRows {
+            queries: start,
+            doutputs,
+            log_sum_exps,
+            deltas: log_sum_exps + (query_heads * size_of::<f32>()) as Address,
+            query_pitch: pitch as i64,
+            doutput_pitch: pitch as i64,
+            statistic_pitch: (pitch * size_of::<u16>() / size_of::<f32>()) as i64,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::ops::SharedQueries;
 
-    /// Two documents of 3 and 2 blocks; here are the first and last block of the one and the second of the other.
+    /// Two documents of 3 and 2 blocks, the first shared: here are its first and last block and all of the second.
     #[test]
     fn every_block_knows_the_tiles_that_see_it() {
         let slice = |row, length, document, first| QuerySlice { row, length, document, first };
-        let plan = KeyBlocks {
-            slices: vec![slice(0, 64, 0, 0), slice(64, 7, 1, 64), slice(71, 10, 0, 128)],
-            tables: vec![vec![5, 1, 4], vec![0, 2]],
+        let plan = AttentionPlan {
+            slices: vec![slice(0, 64, 0, 0), slice(64, 10, 0, 128), slice(74, 71, 1, 0)],
+            tables: vec![vec![0, 2, 1], vec![4, 5]],
             blocks: 6,
-            shared: 0,
+            shared: 2,
+            queries: SharedQueries {
+                rows: 80,
+                own: 0,
+                slices: vec![slice(0, 64, 0, 0), slice(80, 64, 0, 64), slice(64, 10, 0, 128)],
+            },
         };
+        assert_eq!(plan.contributed_rows().collect::<Vec<_>>(), (0..74).collect::<Vec<_>>());
         let tile = |row, length, past, page| AttentionSpan { row, length, past, page };
-        let (keys, tiles) = keys_and_tiles(&plan);
-        assert_eq!(tiles, [tile(0, 64, 0, 0), tile(71, 10, 128, 0), tile(64, 7, 64, 3)]);
-        let found: Vec<[i32; 4]> = keys.iter().map(|keys| [keys.block, keys.first, keys.first_tile, keys.end_tile]).collect();
-        assert_eq!(found, [[5, 0, 0, 2], [0, 0, 2, 3], [1, 64, 1, 2], [2, 64, 2, 3], [4, 128, 1, 2], [3, 0, 0, 0]]);
+        let numbers = |keys: &[AttentionKeys]| -> Vec<[i32; 6]> {
+            keys.iter().map(|keys| [keys.block, keys.first, keys.row, keys.length, keys.first_tile, keys.end_tile]).collect()
+        };
+        let (keys, tiles) = keys_and_tiles(&plan, &plan.slices[..2], &plan.queries.slices);
+        assert_eq!(tiles, [tile(0, 64, 0, 0), tile(80, 64, 64, 0), tile(64, 10, 128, 0)]);
+        assert_eq!(numbers(&keys), [[0, 0, 0, 64, 0, 3], [1, 128, 64, 10, 2, 3]]);
+        let (keys, tiles) = keys_and_tiles(&plan, &plan.slices[2..], &plan.slices[2..]);
+        assert_eq!(tiles, [tile(74, 64, 0, 3), tile(138, 7, 64, 3)]);
+        assert_eq!(numbers(&keys), [[4, 0, 74, 64, 0, 2], [5, 64, 138, 7, 1, 2]]);
     }
 }

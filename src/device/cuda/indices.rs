@@ -27,8 +27,11 @@ pub enum Table {
     ForwardTiles,
     BlockPages,
     BlockTiles,
-    BlockKeys,
-    TilesByDocument,
+    ContributedRows,
+    WholeKeys,
+    WholeTiles,
+    SharedKeys,
+    SharedTiles,
     Targets,
     LogProbCotangents,
     EntropyCotangents,
@@ -40,7 +43,7 @@ pub enum Table {
 /// # Safety
 /// All bytes of the type are initialised.
 pub unsafe trait Element: Copy {}
-// SAFETY: numbers, and structs of four i32.
+// SAFETY: numbers, and structs of i32.
 unsafe impl Element for i32 {}
 // SAFETY: as above.
 unsafe impl Element for i64 {}

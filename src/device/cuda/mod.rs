@@ -48,8 +48,8 @@ pub use opening::kernel_images;
 pub use pages::PagedKeyValues;
 
 use super::ops::{
-    AdamWStep, Cotangents, Device, Heads, KeyBlocks, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients,
-    Scores, Span,
+    AdamWStep, AttendedRows, AttentionPlan, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation,
+    RotationGradients, Scores, Span,
 };
 use super::peaks::Peaks;
 use super::traced::Ranges;
@@ -355,7 +355,7 @@ impl Device for CudaDevice {
         self.attend(rotated, heads, spans, caches, output, log_sum_exp);
     }
 
-    fn write_key_blocks(&self, rotated: &Buffer, heads: Heads, range: Range<usize>, plan: &KeyBlocks, blocks: &mut Buffer) {
+    fn write_key_blocks(&self, rotated: &Buffer, heads: Heads, range: Range<usize>, plan: &AttentionPlan, blocks: &mut Buffer) {
         self.fill_key_blocks(rotated, heads, range, plan, blocks);
     }
     fn block_attention(
@@ -363,37 +363,37 @@ impl Device for CudaDevice {
         rotated: &Buffer,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &Buffer,
         output: &mut Buffer,
         log_sum_exp: &mut Buffer,
     ) {
         self.attend_blocks(rotated, heads, range, plan, blocks, output, log_sum_exp);
     }
+    fn attention_delta(&self, doutput: &Buffer, output: &Buffer, heads: Heads, rows: usize, delta: &mut Buffer) {
+        self.output_delta(doutput, output, heads, rows, delta);
+    }
+    fn write_shared_queries(
+        &self,
+        rows: AttendedRows<'_, Self>,
+        heads: Heads,
+        range: Range<usize>,
+        plan: &AttentionPlan,
+        queries: &mut Buffer,
+    ) {
+        self.fill_shared_queries(rows, heads, range, plan, queries);
+    }
     fn block_attention_backward(
         &self,
-        doutput: &Buffer,
-        rotated: &Buffer,
-        output: &Buffer,
-        log_sum_exp: &Buffer,
+        rows: AttendedRows<'_, Self>,
         heads: Heads,
         range: Range<usize>,
-        plan: &KeyBlocks,
+        plan: &AttentionPlan,
         blocks: &Buffer,
-        drotated: &mut Buffer,
-        dblocks: &mut Buffer,
-    ) {
-        self.attend_blocks_backward(doutput, rotated, output, log_sum_exp, heads, range, plan, blocks, drotated, dblocks);
-    }
-    fn read_key_block_gradients(
-        &self,
-        dblocks: &Buffer,
-        heads: Heads,
-        range: Range<usize>,
-        plan: &KeyBlocks,
+        queries: &Buffer,
         drotated: &mut Buffer,
     ) {
-        self.key_block_gradients(dblocks, heads, range, plan, drotated);
+        self.attend_blocks_backward(rows, heads, range, plan, blocks, queries, drotated);
     }
 
     fn swiglu(&self, gate_up: &Buffer, rows: usize, width: usize, y: &mut Buffer) {

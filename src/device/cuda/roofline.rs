@@ -6,7 +6,7 @@
 
 use super::arguments::{AttentionSpan, KEYS_PER_PAGE};
 use super::{optimizer, rows};
-use crate::device::ops::Heads;
+use crate::device::ops::{AttentionPlan, Heads};
 
 const BF16: u64 = 2;
 const F32: u64 = 4;
@@ -150,13 +150,12 @@ pub fn write_key_blocks(length: usize, heads: Heads) -> Minimum {
         ("tiles and places of blocks", (TILE + PLACE) * pages(length)),
     ])
 }
-pub fn read_key_block_gradients(length: usize, heads: Heads) -> Minimum {
-    let numbers = length * 2 * heads.key_value_width();
-    Minimum::of([
-        ("read", f32(numbers)),
-        ("written", bf16(numbers)),
-        ("tiles and places of blocks", (TILE + PLACE) * pages(length)),
-    ])
+/// Of the rows of one rank, all heads in one range.
+pub fn write_shared_queries(rows: usize, heads: Heads) -> Minimum {
+    let statistics = 2 * f32(rows * heads.query_heads);
+    let read = 2 * bf16(rows * heads.query_width()) + statistics;
+    let written = bf16(rows * AttentionPlan::query_numbers(heads.query_heads, heads.head_dim));
+    Minimum::of([("read", read), ("written", written), ("row numbers", indices(rows))])
 }
 /// Keys of the pages that hold `keys`.
 fn in_pages(keys: usize) -> usize {
@@ -186,9 +185,9 @@ fn attention_backward(length: usize, heads: Heads, written: u64, products: usize
     ])
     .with_flops(2 * products * heads.query_width() * causal_pairs(length))
 }
-/// Four products: scores, probabilities' gradient, dV, dK, the last two in f32, whole blocks of them.
+/// Four products: scores, probabilities' gradient, dV, dK.
 pub fn attention_backward_keys(length: usize, heads: Heads) -> Minimum {
-    attention_backward(length, heads, f32(in_pages(length) * 2 * heads.key_value_width()), 4)
+    attention_backward(length, heads, bf16(length * 2 * heads.key_value_width()), 4)
 }
 /// Three products: scores, probabilities' gradient, dQ.
 pub fn attention_backward_queries(length: usize, heads: Heads) -> Minimum {
@@ -306,12 +305,12 @@ mod tests {
         assert_eq!(attention_forward(3, HEADS).total_bytes(), 2 * 3 * 512 + 2 * 3 * 512 + 2 * 3 * 512 + 4 * 3 * 8 + 8);
         assert_eq!(attention_backward_keys(3, HEADS).flops, 8 * 64 * 8 * 6);
         assert_eq!(attention_backward_queries(3, HEADS).flops, 6 * 64 * 8 * 6);
-        // One block of 64 keys: 2 x 256 numbers each, in bf16 and in f32.
+        // One block of 64 keys: 2 x 256 numbers each.
         let (queries, block, statistics) = (2 * 3 * 512, 64 * 512, 2 * 4 * 3 * 8);
-        assert_eq!(attention_backward_keys(3, HEADS).total_bytes(), 2 * queries + 2 * block + statistics + 4 * block);
+        assert_eq!(attention_backward_keys(3, HEADS).total_bytes(), 2 * queries + 2 * block + statistics + 2 * 3 * 512);
         assert_eq!(attention_backward_queries(3, HEADS).total_bytes(), 3 * queries + 2 * block + statistics);
         assert_eq!(write_key_blocks(3, HEADS).total_bytes(), 2 * 3 * 512 + 2 * block + 24);
-        assert_eq!(read_key_block_gradients(3, HEADS).total_bytes(), 6 * 3 * 512 + 24);
+        assert_eq!(write_shared_queries(3, HEADS).total_bytes(), 2 * (2 * queries + statistics) + 12);
         assert_eq!(attention_decode(2, 65, HEADS).total_bytes(), 2 * 2 * 512 + 2 * 2 * 65 * 512 + 2 * 2 * 8 + 4 * 2 * 8 * 66);
         // 10 columns have a gradient of 16.
         assert_eq!(head_gradient(3, 10).total_bytes(), 120 + 96 + 12 + 48);

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{CudaDevice, DeviceError, DeviceFailure, EmulatorSettings, Purpose};
 use crate::device::{
-    AdamWStep, Cotangents, CpuDevice, Device, GemmLibrary, Heads, KeyBlocks, LinearWeights, ModelSizes, Role, Rotation,
-    RotationGradients, Span,
+    AdamWStep, AttendedRows, AttentionPlan, Cotangents, CpuDevice, Device, GemmLibrary, Heads, LinearWeights, ModelSizes, Role,
+    Rotation, RotationGradients, Span,
 };
 
 /// What an operation gave, in f32.
@@ -190,23 +190,16 @@ fn attention<D: Device>(device: &D) -> Results {
     results.extend([all(device, &output), all(device, &log_sum_exp)]);
     let mut drotated = empty(device, rows * HEADS.projected_width());
     let doutput = activations(device, 2, rows * HEADS.query_width());
-    let (plan, heads) = (KeyBlocks::whole(&spans.map(|span| span.length)), 0..HEADS.key_value_heads);
-    let numbers = plan.blocks * KeyBlocks::block_numbers(HEADS.key_value_heads, HEADS.head_dim);
-    let (mut blocks, mut dblocks) = (device.zeros(Role::Activations, numbers), device.zeros(Role::Gradients, numbers));
+    let (plan, heads) = (AttentionPlan::whole(&spans.map(|span| span.length)), 0..HEADS.key_value_heads);
+    let numbers = plan.blocks * AttentionPlan::block_numbers(HEADS.key_value_heads, HEADS.head_dim);
+    let mut blocks = device.zeros(Role::Activations, numbers);
     device.write_key_blocks(&rotated, HEADS, heads.clone(), &plan, &mut blocks);
-    device.block_attention_backward(
-        &doutput,
-        &rotated,
-        &output,
-        &log_sum_exp,
-        HEADS,
-        heads.clone(),
-        &plan,
-        &blocks,
-        &mut drotated,
-        &mut dblocks,
-    );
-    device.read_key_block_gradients(&dblocks, HEADS, heads, &plan, &mut drotated);
+    let mut delta = device.zeros(Role::Statistics, rows * HEADS.query_heads);
+    device.attention_delta(&doutput, &output, HEADS, rows, &mut delta);
+    results.push(all(device, &delta));
+    let attended = AttendedRows { rotated: &rotated, doutput: &doutput, log_sum_exp: &log_sum_exp, delta: &delta };
+    let none = device.zeros(Role::Activations, 0);
+    device.block_attention_backward(attended, HEADS, heads, &plan, &blocks, &none, &mut drotated);
     results.push(all(device, &drotated));
     // The same sequences go on, one of them as a copy, by few rows and by many.
     let mut continued = [caches[0].clone(), caches[1].clone()];
