@@ -19,9 +19,9 @@ use crate::subject::{Emulated, settings};
 
 const VOCABULARY: usize = 61;
 const STEPS: usize = 10;
-/// A thousand times that of the recipes. AdamW's first steps are little more than signs of gradients, and those near 0 change theirs with
-/// the order of sums.
-const LEARNING_RATE: f32 = 1e-3;
+/// 200 times that of the recipes. AdamW's first steps are little more than signs of gradients, and those near 0 change theirs with the
+/// order of sums over tokens: at 1e-3 the losses of three layers on 1 x 3 ranks are 1.2e-4 off at the eighth step.
+const LEARNING_RATE: f32 = 2e-4;
 
 /// A number of ids that no degree divides, so that shards are padded.
 fn qwen3(layers: usize) -> ModelConfig {
@@ -223,5 +223,5 @@ fn data_and_context_ranks_mix() {
 /// Three layers, so that the places of two are used again.
 #[test]
 fn layers_computed_again_give_the_same() {
-    compare(qwen3(3), &[(2, 2)], true);
+    compare(qwen3(3), &[(2, 2), (1, 3)], true);
 }
