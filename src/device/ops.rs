@@ -104,8 +104,9 @@ pub struct AttentionPlan {
 
 /// The queries of documents that several ranks share.
 ///
-/// A buffer of them for `h` query heads is `[ranks * rows, AttentionPlan::query_numbers(h)]` of [`Role::Activations`]: of each row the
-/// queries, the gradients of their outputs, then their log-sum-exps and deltas in f32.
+/// A buffer of them is `[ranks * rows, AttentionPlan::query_numbers]` of [`Role::Activations`]: of each row the queries, the gradients
+/// of their outputs, then their log-sum-exps and deltas as the bytes of f32. So it is moved as bytes, never as numbers: half of an f32 may
+/// look like a bf16 that is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SharedQueries {
     /// Rows of every rank's part of the buffer, in rank order; 0 where all documents are whole.
@@ -144,21 +145,33 @@ impl AttentionPlan {
         2 * key_value_heads * KEYS_PER_BLOCK * head_dim
     }
 
-    /// Numbers of a row of exchanged queries for so many query heads. A statistic in f32 takes the room of two; rows start at multiples of
-    /// 8 numbers, 16 bytes of bf16.
-    pub fn query_numbers(query_heads: usize, head_dim: usize) -> usize {
-        2 * query_heads * head_dim + (4 * query_heads).next_multiple_of(8)
+    /// Numbers of a row of exchanged queries, those of the groups of the key/value heads `range`. A statistic in f32 takes the room of two;
+    /// rows start at multiples of 8 numbers, 16 bytes of bf16.
+    pub fn query_numbers(heads: Heads, range: &Range<usize>) -> usize {
+        let query_heads = range.len() * heads.group();
+        2 * query_heads * heads.head_dim + (4 * query_heads).next_multiple_of(8)
     }
 
-    /// The slices here, those of documents that other ranks share or those of whole ones.
-    pub fn slices_of(&self, shared: bool) -> impl Iterator<Item = &QuerySlice> {
-        let is_shared = |document: usize| self.queries.slices.binary_search_by_key(&document, |slice| slice.document).is_ok();
-        self.slices.iter().filter(move |slice| is_shared(slice.document) == shared)
+    /// All queries of a document that ranks share, ascending; none of one that is whole.
+    pub fn queries_of(&self, document: usize) -> &[QuerySlice] {
+        let slices = &self.queries.slices;
+        let at = |document| slices.partition_point(|slice| slice.document < document);
+        &slices[at(document)..at(document + 1)]
+    }
+
+    /// The slices here of documents that other ranks share.
+    pub fn shared_slices(&self) -> impl Iterator<Item = &QuerySlice> {
+        self.slices.iter().filter(|slice| !self.queries_of(slice.document).is_empty())
+    }
+
+    /// The slices here of documents that are whole.
+    pub fn whole_slices(&self) -> impl Iterator<Item = &QuerySlice> {
+        self.slices.iter().filter(|slice| self.queries_of(slice.document).is_empty())
     }
 
     /// Of each row that this rank contributes to the exchange of queries, in that order: its row in the pass.
     pub fn contributed_rows(&self) -> impl Iterator<Item = usize> {
-        self.slices_of(true).flat_map(|slice| slice.row..slice.row + slice.length)
+        self.shared_slices().flat_map(|slice| slice.row..slice.row + slice.length)
     }
 }
 

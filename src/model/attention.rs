@@ -49,23 +49,20 @@ fn head_ranges(key_value_heads: usize, groups: usize) -> Vec<Range<usize>> {
     (0..groups).map(|group| group * key_value_heads / groups..(group + 1) * key_value_heads / groups).collect()
 }
 
-/// Numbers of a row of exchanged queries in all buffers that hold some.
-pub(crate) fn held_query_numbers(heads: Heads, head_groups: usize) -> usize {
-    query_buffers(heads, &head_ranges(heads.key_value_heads, head_groups)).sum()
-}
-
-/// Numbers of a row of exchanged queries over all groups of heads.
+/// Numbers of a row of exchanged queries, over all groups of heads.
 pub(crate) fn exchanged_query_numbers(heads: Heads, head_groups: usize) -> usize {
-    head_ranges(heads.key_value_heads, head_groups).iter().map(|range| query_numbers(heads, range)).sum()
+    let ranges = head_ranges(heads.key_value_heads, head_groups);
+    ranges.iter().map(|range| AttentionPlan::query_numbers(heads, range)).sum()
 }
 
-fn query_numbers(heads: Heads, range: &Range<usize>) -> usize {
-    AttentionPlan::query_numbers(range.len() * heads.group(), heads.head_dim)
+/// Of them, those that the buffers hold at a time.
+pub(crate) fn query_buffer_numbers(heads: Heads, head_groups: usize) -> usize {
+    query_buffers(heads, &head_ranges(heads.key_value_heads, head_groups)).sum()
 }
 
 /// Numbers of a row in each buffer of queries: groups take turns in them.
 fn query_buffers(heads: Heads, ranges: &[Range<usize>]) -> impl Iterator<Item = usize> {
-    let largest = ranges.iter().map(|range| query_numbers(heads, range)).max().unwrap_or(0);
+    let largest = ranges.iter().map(|range| AttentionPlan::query_numbers(heads, range)).max().unwrap_or(0);
     std::iter::repeat_n(largest, ranges.len().min(2))
 }
 
@@ -90,21 +87,20 @@ impl<'a, D: Device> BlockAttention<'a, D> {
     ) -> Self {
         let ranges = head_ranges(heads.key_value_heads, exchange.head_groups());
         let numbers = ranges.iter().map(|range| plan.blocks * AttentionPlan::block_numbers(range.len(), heads.head_dim));
-        reserve(device, Role::Activations, &mut buffers.blocks, numbers);
+        reserve(device, &mut buffers.blocks, numbers);
         BlockAttention { device, heads, plan, exchange, ranges, buffers }
     }
 
     /// Fills the blocks with a layer's keys and values, of all ranks, and hands each group to `ready` while the next one travels.
     fn fill(&mut self, rotated: &D::Buffer, ready: &mut dyn FnMut(Range<usize>, &D::Buffer)) {
         let (device, heads, plan, ranges) = (self.device, self.heads, self.plan, &self.ranges);
-        let share = |range: &Range<usize>| plan.shared * AttentionPlan::block_numbers(range.len(), heads.head_dim);
-        let blocks = &mut self.buffers.blocks[..ranges.len()];
+        let share = |group: usize| plan.shared * AttentionPlan::block_numbers(ranges[group].len(), heads.head_dim);
         in_groups::<D>(
             self.exchange,
-            ranges,
-            blocks,
-            share,
-            &mut |range, blocks| device.write_key_blocks(rotated, heads, range, plan, blocks),
+            ranges.len(),
+            &mut self.buffers.blocks[..ranges.len()],
+            &share,
+            &mut |group, blocks| device.write_key_blocks(rotated, heads, ranges[group].clone(), plan, blocks),
             &mut |group, blocks| ready(ranges[group].clone(), blocks),
         );
     }
@@ -130,14 +126,14 @@ impl<'a, D: Device> BlockAttention<'a, D> {
         let rows = AttendedRows { rotated, doutput: dattended, log_sum_exp, delta };
         let all_rows = self.exchange.ranks() * plan.queries.rows;
         let BlockBuffers { blocks, queries } = &mut *self.buffers;
-        reserve(device, Role::Activations, queries, query_buffers(heads, ranges).map(|numbers| all_rows * numbers));
-        let share = |range: &Range<usize>| plan.queries.rows * query_numbers(heads, range);
+        let numbers = query_buffers(heads, ranges).map(|numbers| all_rows * numbers);
+        let share = |group: usize| plan.queries.rows * AttentionPlan::query_numbers(heads, &ranges[group]);
         in_groups::<D>(
             self.exchange,
-            ranges,
-            &mut queries[..ranges.len().min(2)],
-            share,
-            &mut |range, queries| device.write_shared_queries(rows, heads, range, plan, queries),
+            ranges.len(),
+            reserve(device, queries, numbers),
+            &share,
+            &mut |group, queries| device.write_shared_queries(rows, heads, ranges[group].clone(), plan, queries),
             &mut |group, queries| {
                 let range = ranges[group].clone();
                 device.block_attention_backward(rows, heads, range, plan, &blocks[group], queries, drotated);
@@ -156,8 +152,9 @@ impl<D: Device> Attention<D> for BlockAttention<'_, D> {
     }
 }
 
-/// Exchanges something of each group of heads: `write` fills this rank's part of a buffer, `share` numbers of which travel, and `ready`
-/// is handed the group with all ranks' parts while the next one travels. Groups take turns in the buffers: one for each, or two.
+/// Exchanges something of each of `groups` groups of heads: `write` fills this rank's part of a buffer, `share` numbers of which travel, and
+/// `ready` is handed the group with all ranks' parts while the next one travels. Groups take turns in the buffers: one for each, or
+/// two.
 ///
 /// ```text
 /// travel   |         | gather 0 | gather 1 | gather 2 |
@@ -166,43 +163,52 @@ impl<D: Device> Attention<D> for BlockAttention<'_, D> {
 /// ```
 fn in_groups<D: Device>(
     exchange: &mut dyn SequenceExchange<D>,
-    ranges: &[Range<usize>],
+    groups: usize,
     buffers: &mut [D::Buffer],
-    share: impl Fn(&Range<usize>) -> usize,
-    write: &mut dyn FnMut(Range<usize>, &mut D::Buffer),
+    share: &dyn Fn(usize) -> usize,
+    write: &mut dyn FnMut(usize, &mut D::Buffer),
     ready: &mut dyn FnMut(usize, &D::Buffer),
 ) {
-    fn other<'a, B>(before: &'a mut [B], after: &'a mut [B], index: usize) -> &'a mut B {
-        let here = before.len();
-        if index < here { &mut before[index] } else { &mut after[index - here - 1] }
-    }
-    let (count, last) = (buffers.len(), ranges.len() - 1);
-    write(ranges[0].clone(), &mut buffers[0]);
-    for (group, range) in ranges.iter().enumerate() {
-        let (before, rest) = buffers.split_at_mut(group % count);
-        let (here, after) = rest.split_at_mut(1);
-        exchange.gather(&mut here[0], share(range), &mut || {
-            if group > 0 {
-                ready(group - 1, other(before, after, (group - 1) % count));
+    let count = buffers.len();
+    write(0, &mut buffers[0]);
+    // The one that travels is away meanwhile.
+    let mut here: Vec<Option<&mut D::Buffer>> = buffers.iter_mut().map(Some).collect();
+    for group in 0..groups {
+        let Some(travels) = here[group % count].take() else { continue };
+        exchange.gather(travels, share(group), &mut || {
+            if let Some(before) = group.checked_sub(1)
+                && let Some(arrived) = &here[before % count]
+            {
+                ready(before, arrived);
             }
-            if group < last {
-                write(ranges[group + 1].clone(), other(before, after, (group + 1) % count));
+            if group + 1 < groups
+                && let Some(next) = &mut here[(group + 1) % count]
+            {
+                write(group + 1, next);
             }
         });
+        here[group % count] = Some(travels);
     }
-    ready(last, &buffers[last % count]);
+    ready(groups - 1, &buffers[(groups - 1) % count]);
 }
 
-/// Makes the buffers at least as long as `numbers` says. What must grow is dropped first.
-fn reserve<D: Device>(device: &D, role: Role, buffers: &mut Vec<D::Buffer>, numbers: impl Iterator<Item = usize>) {
-    for (index, numbers) in numbers.enumerate() {
-        match buffers.get_mut(index) {
+/// Makes buffers at least as long as `numbers` says, and gives them. What must grow is dropped first.
+fn reserve<'a, D: Device>(
+    device: &D,
+    buffers: &'a mut Vec<D::Buffer>,
+    numbers: impl Iterator<Item = usize>,
+) -> &'a mut [D::Buffer] {
+    let mut count = 0;
+    for numbers in numbers {
+        match buffers.get_mut(count) {
             Some(buffer) if device.length(buffer) >= numbers => {}
             Some(buffer) => {
-                *buffer = device.zeros(role, 0);
-                *buffer = device.zeros(role, numbers);
+                *buffer = device.zeros(Role::Activations, 0);
+                *buffer = device.zeros(Role::Activations, numbers);
             }
-            None => buffers.push(device.zeros(role, numbers)),
+            None => buffers.push(device.zeros(Role::Activations, numbers)),
         }
+        count += 1;
     }
+    &mut buffers[..count]
 }

@@ -44,7 +44,7 @@ pub use whole::Whole;
 
 use crate::device::{AttentionPlan, Device, KEYS_PER_BLOCK, Role};
 use crate::types::{Batch, write_atomically};
-pub(crate) use attention::{exchanged_query_numbers, held_query_numbers};
+pub(crate) use attention::{exchanged_query_numbers, query_buffer_numbers};
 pub(crate) use initial::initial_values;
 pub(crate) use parameters::{Entry, Layout, Parameter, Part};
 pub(crate) use rotary::rotary_table_bytes;

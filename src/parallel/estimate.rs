@@ -274,7 +274,7 @@ impl WorkSeconds {
             let attention = products(area_share, FORWARD_PRODUCTS) / ATTENTION_FORWARD_SHARE;
             let attention_backward =
                 products(area_share, BACKWARD_QUERY_PRODUCTS) + products(key_area_share, BACKWARD_KEY_PRODUCTS);
-            let passes = MemoryBound::of(config, plan.tokens(rank), peaks);
+            let passes = MemoryBound::of(config, plan.tokens(rank), plan.shared_rows(), peaks);
             let forward = matrices(layer, 1.0 / 3.0) + attention + passes.forward;
             let backward = matrices(layer, 2.0 / 3.0) + attention_backward / ATTENTION_BACKWARD_SHARE + passes.backward;
             let head = matrices(with_head.matrices - layers_only.matrices, 4.0 / 3.0) + passes.head;
@@ -300,8 +300,8 @@ struct MemoryBound {
 }
 
 impl MemoryBound {
-    /// For `rows` tokens, at least one.
-    fn of(config: &ModelConfig, rows: usize, peaks: &Peaks) -> MemoryBound {
+    /// For `rows` tokens, at least one, `shared_rows` of them in documents that ranks share.
+    fn of(config: &ModelConfig, rows: usize, shared_rows: usize, peaks: &Peaks) -> MemoryBound {
         use roofline::*;
         let (heads, hidden, intermediate) = (config.heads(), config.hidden, config.intermediate);
         let seconds = |kernels: &[Minimum]| {
@@ -330,6 +330,7 @@ impl MemoryBound {
                 rms_norm(rows, hidden),
                 norm_backward(),
                 attention_delta(rows, heads),
+                write_shared_queries(shared_rows, heads),
                 rotate_backward(rows, rows, heads),
                 rms_norm(rows, hidden),
                 norm_backward(),

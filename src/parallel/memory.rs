@@ -8,7 +8,7 @@ use super::mesh::Mesh;
 use super::sharding::ShardedSizes;
 use crate::device::AttentionPlan;
 use crate::device::cuda::{PagedKeyValues, head_workspace_bytes};
-use crate::model::{ModelConfig, ROW_GRAIN, bytes_per_scored_row, bytes_per_token, held_query_numbers, rotary_table_bytes};
+use crate::model::{ModelConfig, ROW_GRAIN, bytes_per_scored_row, bytes_per_token, query_buffer_numbers, rotary_table_bytes};
 
 /// Bytes of one number of the activations, weights and keys that a GPU computes with.
 pub(super) const BF16: usize = 2;
@@ -79,7 +79,7 @@ impl RankMemory {
             let tokens = plan.tokens(rank);
             let longest = plan.slices(rank).iter().map(|slice| slice.first + slice.length).max().unwrap_or(0);
             let keys_values = plan.key_blocks(rank) * AttentionPlan::block_numbers(heads.key_value_heads, heads.head_dim);
-            let queries = plan.ranks() * plan.shared_rows() * held_query_numbers(heads, groups);
+            let queries = plan.ranks() * plan.shared_rows() * query_buffer_numbers(heads, groups);
             RankMemory {
                 // What is kept from pass to pass is rounded up; what is there for one operation is as long as its rows.
                 activations: (activations * tokens.next_multiple_of(ROW_GRAIN)) as u64,

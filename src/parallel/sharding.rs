@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(total(&stages, Collective::GatherWeights), embedding + 2 * layer + norm);
         assert_eq!(total(&stages, Collective::ScatterGradients), 4 * (56_320 + 2 * 196_928 + 128));
         // 512 tokens of 2 x 2 heads of 32, in two layers, forward and backward; queries and their outputs' gradients of 4 heads, in two
-        // groups, with 16 bytes of statistics per head rounded to 8 numbers a group.
+        // groups, with 8 bytes of statistics per head: 8 numbers a group.
         assert_eq!(total(&stages, Collective::GatherKeysValues), 2 * 2 * 512 * 128 * 2);
         assert_eq!(total(&stages, Collective::GatherQueries), 2 * 512 * 2 * (2 * 2 * 32 + 8) * 2);
         // Two scores of each of 256 tokens on either rank.

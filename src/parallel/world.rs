@@ -16,12 +16,14 @@ pub struct World<D: Device> {
     pub mesh: Mesh,
     /// Of all ranks: weights and gradients.
     pub world: Arc<dyn Links<D>>,
-    /// Of the ranks that share this rank's sequences: keys, values and scores.
+    /// Of the ranks that share this rank's sequences: keys, values, queries and scores.
     pub context: Arc<dyn Links<D>>,
 }
 
 impl<D: Device> World<D> {
-    /// Links over the host, for any device: buffers are read, exchanged between the hosts, and written. All ranks make this call.
+    /// Links over the host, for any device: buffers are read, exchanged between the hosts, and written, as numbers. So ranks whose
+    /// activations are bf16 must not share sequences over them (see [`SharedQueries`](crate::device::SharedQueries)). All ranks make
+    /// this call.
     ///
     /// # Errors
     /// A mesh of another number of ranks; a rank that is lost.

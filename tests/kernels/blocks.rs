@@ -31,15 +31,16 @@ struct Share {
     rows: Vec<usize>,
 }
 
-/// Cuts documents over `ranks`: chunk `c` of a document, `blocks_per_chunk` blocks long, goes to rank `(c + document) % ranks`. Blocks
-/// lie in rank order, `shared` of them per rank, in the order of the rank's rows, and so do rows of queries; every rank has a block and
-/// some rows that nobody fills.
+/// Deals documents out to `ranks`: chunk `c` of a document of even number, `blocks_per_chunk` blocks long, goes to rank `(c + document) %
+/// ranks`; those of odd number stay whole. Blocks lie in rank order, `shared` of them per rank, in the order of the rank's rows, and so do
+/// the rows of shared queries; every rank has a block and some rows that nobody fills. One rank exchanges with itself.
 fn shares(lengths: &[usize], ranks: usize, blocks_per_chunk: usize) -> Vec<Share> {
-    let chunk = blocks_per_chunk * KEYS_PER_BLOCK;
+    let is_shared = |document: usize| ranks == 1 || document.is_multiple_of(2);
     let mut shares: Vec<Share> = (0..ranks).map(|_| Share { plan: AttentionPlan::default(), rows: Vec::new() }).collect();
     // Of each rank, the blocks that it fills: `(document, block in the document)`.
     let mut filled: Vec<Vec<(usize, usize)>> = vec![Vec::new(); ranks];
     for (document, span) in spans(lengths).iter().enumerate() {
+        let chunk = if is_shared(document) { blocks_per_chunk * KEYS_PER_BLOCK } else { span.length.max(1) };
         for first in (0..span.length).step_by(chunk) {
             let rank = (first / chunk + document) % ranks;
             let (share, length) = (&mut shares[rank], chunk.min(span.length - first));
@@ -62,11 +63,19 @@ fn shares(lengths: &[usize], ranks: usize, blocks_per_chunk: usize) -> Vec<Share
         share.plan.tables = tables.iter().enumerate().map(own).collect();
         (share.plan.blocks, share.plan.shared) = (ranks * shared, shared);
     }
-    let rows = shares.iter().map(|share| share.rows.len()).max().unwrap_or(0) + 3;
-    let of_rank = |(rank, share): (usize, &Share)| -> Vec<QuerySlice> {
-        share.plan.slices.iter().map(|slice| QuerySlice { row: rank * rows + slice.row, ..*slice }).collect()
+    let shared_slices = |share: &Share| -> Vec<QuerySlice> {
+        share.plan.slices.iter().filter(|slice| is_shared(slice.document)).copied().collect()
     };
-    let mut slices: Vec<QuerySlice> = shares.iter().enumerate().flat_map(of_rank).collect();
+    let rows_of = |share: &Share| shared_slices(share).iter().map(|slice| slice.length).sum::<usize>();
+    let rows = shares.iter().map(rows_of).max().unwrap_or(0) + 3;
+    let mut slices = Vec::new();
+    for (rank, share) in shares.iter().enumerate() {
+        let mut row = rank * rows;
+        for slice in shared_slices(share) {
+            slices.push(QuerySlice { row, ..slice });
+            row += slice.length;
+        }
+    }
     slices.sort_by_key(|slice| (slice.document, slice.first));
     for (rank, share) in shares.iter_mut().enumerate() {
         let here = |slice: &&QuerySlice| !share.plan.tables[slice.document].is_empty();
@@ -146,7 +155,7 @@ fn run_shares<D: Testable>(
         device.attention_delta(doutput, output, heads, rows.len(), delta);
     }
     for (range, blocks) in ranges.iter().zip(&all_blocks) {
-        let numbers = AttentionPlan::query_numbers(range.len() * heads.group(), heads.head_dim);
+        let numbers = AttentionPlan::query_numbers(heads, range);
         let rows = shares.len() * shares[0].plan.queries.rows;
         let mut queries = device.upload(Role::Activations, &vec![f32::NAN; rows * numbers]);
         for (rank, Share { plan, .. }) in ranks.iter().zip(shares) {
@@ -194,7 +203,7 @@ fn one_rank_has_the_bits_of_caches<D: Testable>(subject: &Subject<D>) {
 
 fn ranks_have_the_bits_of_one<D: Testable>(subject: &Subject<D>) {
     for (heads, blocks_per_chunk) in [(heads(4, 2, 32), 2), (heads(2, 1, 64), 1), (heads(1, 1, 128), 1)] {
-        let lengths = [200, 65, 3, 130];
+        let lengths = [200, 65, 130, 3];
         let (rotated, doutput) = inputs(heads, &lengths);
         let subject = subject.with_segment(64);
         let run =
@@ -283,7 +292,7 @@ fn gradients_over_segments<D: Testable>(subject: &Subject<D>) {
 
 fn gradients_over_ranks<D: Testable>(subject: &Subject<D>) {
     for (heads, ranks, blocks_per_chunk) in [(heads(4, 2, 32), 2, 1), (heads(3, 1, 64), 3, 2), (heads(2, 1, 128), 4, 1)] {
-        let lengths = [200, 65, 3, 130];
+        let lengths = [200, 65, 130, 3];
         check_gradients(subject, heads, &lengths, &all_heads(heads), &shares(&lengths, ranks, blocks_per_chunk));
     }
 }
@@ -295,8 +304,11 @@ fn ranges_of_heads<D: Testable>(subject: &Subject<D>) {
         let (rotated, doutput) = inputs(heads, &lengths);
         let shares = shares(&lengths, 2, 1);
         let run = |ranges: &[Range<usize>]| subject.run(|device| run_shares(device, &rotated, &doutput, heads, ranges, &shares));
-        for (found, one) in run(&[0..2, 2..3]).iter().zip(&run(&all_heads(heads))) {
-            assert_same_bits(&format!("{heads:?}"), found, one);
+        let one = run(&all_heads(heads));
+        for ranges in [[0..2, 2..3], [2..3, 0..2]] {
+            for (found, one) in run(&ranges).iter().zip(&one) {
+                assert_same_bits(&format!("{heads:?}, {ranges:?}"), found, one);
+            }
         }
         check_gradients(subject, heads, &lengths, &[0..1, 1..3], &shares);
     }
@@ -363,7 +375,7 @@ fn nothing_here<D: Testable>(subject: &Subject<D>) {
     let heads = heads(4, 2, 64);
     let queries = SharedQueries { rows: 4, own: 8, slices: Vec::new() };
     let plan = AttentionPlan { tables: vec![Vec::new(); 2], blocks: 3, shared: 1, queries, ..AttentionPlan::default() };
-    let numbers = [plan.blocks * AttentionPlan::block_numbers(2, 64), 3 * 4 * AttentionPlan::query_numbers(4, 64)];
+    let numbers = [plan.blocks * AttentionPlan::block_numbers(2, 64), 3 * 4 * AttentionPlan::query_numbers(heads, &(0..2))];
     let found = subject.run(|device| {
         let [rotated, doutput] = [(); 2].map(|()| activations(device, &[]));
         let [mut output, mut drotated] = [(); 2].map(|()| activations(device, &[]));

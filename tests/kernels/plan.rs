@@ -41,7 +41,7 @@ fn model(tied_embeddings: bool) -> ModelConfig {
 /// All tokens that can be are scored, as plans have it: of a document that context ranks share and some that stay whole, fewer in the
 /// second replica.
 fn batch_of(replica: usize) -> Batch {
-    let lengths: &[usize] = if replica == 0 { &[260, 40, 20] } else { &[130, 62] };
+    let lengths: &[usize] = if replica == 0 { &[260, 40, 20] } else { &[290, 62] };
     let mut inputs = Inputs::new("tokens of a plan");
     let documents: Vec<Vec<u32>> = lengths.iter().map(|&length| inputs.ids(length, 1003)).collect();
     Batch::pack(&documents.iter().map(Vec::as_slice).collect::<Vec<_>>(), |_, _| true)

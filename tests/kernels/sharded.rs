@@ -72,7 +72,7 @@ fn global_batch() -> Vec<Batch> {
         let documents: Vec<Vec<u32>> = lengths.iter().map(|&length| inputs.ids(length, VOCABULARY)).collect();
         Batch::pack(&documents.iter().map(Vec::as_slice).collect::<Vec<_>>(), |_, token| scored(token))
     };
-    vec![batch(&[530, 40, 1, 65], |token| token % 4 != 0), batch(&[30, 20], |_| true), batch(&[290], |token| token >= 270)]
+    vec![batch(&[40, 530, 1, 65], |token| token % 4 != 0), batch(&[30, 20], |_| true), batch(&[290], |token| token >= 270)]
 }
 
 /// Minus the log-probabilities, each with a weight of its own, and a little entropy: the loss of a micro-batch and its derivatives.

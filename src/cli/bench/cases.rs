@@ -242,7 +242,7 @@ fn write_shared_queries(device: &CudaDevice, sizes: &Sizes) -> Operation {
     plan.queries = SharedQueries { rows: sizes.length, own: 0, slices: plan.slices.clone() };
     let attended = Attended::new(device, sizes, plan);
     let heads = attended.heads;
-    let mut queries = empty(device, sizes.length * AttentionPlan::query_numbers(heads.query_heads, heads.head_dim));
+    let mut queries = empty(device, sizes.length * AttentionPlan::query_numbers(heads, &(0..heads.key_value_heads)));
     Box::new(move |device| {
         let range = 0..heads.key_value_heads;
         device.write_shared_queries(attended.rows(), heads, range, &attended.plan, &mut queries);

@@ -143,7 +143,7 @@ fn group_traffic<D: Device>(world: &World<D>) -> Vec<(&'static str, Traffic)> {
 /// The calls of one kind in one group, of rank 0, per step.
 #[derive(Serialize)]
 struct CollectiveFigures {
-    /// `world`: weights and gradients. `context`: keys, values and scores of the ranks that share sequences. `host`: what the ranks
+    /// `world`: weights and gradients. `context`: keys, values, queries and scores of the ranks that share sequences. `host`: what the ranks
     /// say to each other about the step.
     group: &'static str,
     operation: Operation,

@@ -118,17 +118,14 @@ struct Head<'a> {
 /// All queries of a document, whoever computed them, ascending.
 struct Seeing<'a> {
     rows: QueryRows<'a>,
-    slices: Vec<QuerySlice>,
+    slices: &'a [QuerySlice],
 }
 
 impl<'a> Seeing<'a> {
-    fn new(document: &Document<'_>, plan: &AttentionPlan, of_pass: QueryRows<'a>, exchanged: QueryRows<'a>) -> Self {
-        let shared = plan.queries.slices.iter().filter(|slice| slice.document == document.number);
-        let shared: Vec<QuerySlice> = shared.copied().collect();
-        if shared.is_empty() {
-            Seeing { rows: of_pass, slices: document.slices.clone() }
-        } else {
-            Seeing { rows: exchanged, slices: shared }
+    fn new(document: &'a Document<'_>, plan: &'a AttentionPlan, of_pass: QueryRows<'a>, exchanged: QueryRows<'a>) -> Self {
+        match plan.queries_of(document.number) {
+            [] => Seeing { rows: of_pass, slices: &document.slices },
+            shared => Seeing { rows: exchanged, slices: shared },
         }
     }
 }
@@ -262,7 +259,7 @@ impl Head<'_> {
         let (first, last) = (slice.first + offset, slice.first + slice.length.min(offset + TILE_KEYS));
         self.with_tile(positions * group, 2 * TILE_KEYS * padded, |mut tile, gradients| {
             let (dkeys, dvalues) = gradients.split_at_mut(TILE_KEYS * padded); // [TILE_KEYS, padded] each
-            for queries in &self.seeing.slices {
+            for queries in self.seeing.slices {
                 let here = queries.first.max(first)..queries.first + queries.length;
                 for position in here.clone().step_by(positions) {
                     let count = positions.min(here.end - position);

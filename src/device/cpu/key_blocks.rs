@@ -43,7 +43,7 @@ impl BlockShape {
 
     /// Numbers of a row of exchanged queries.
     fn query_numbers(&self) -> usize {
-        AttentionPlan::query_numbers(self.query_heads(), self.heads.head_dim)
+        AttentionPlan::query_numbers(self.heads, &self.range)
     }
 
     /// The columns of a head's keys or values in a projected row.

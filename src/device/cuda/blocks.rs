@@ -31,23 +31,22 @@ fn table_starts(plan: &AttentionPlan) -> Vec<usize> {
     plan.tables.iter().scan(0, start).collect()
 }
 
-/// The tiles of these slices, in their order.
-fn slice_tiles<'a>(plan: &AttentionPlan, slices: impl IntoIterator<Item = &'a QuerySlice>) -> Vec<AttentionSpan> {
-    let starts = table_starts(plan);
+/// The tiles of these slices, in their order; `starts` are those of the page tables.
+fn slice_tiles(slices: &[QuerySlice], starts: &[usize]) -> Vec<AttentionSpan> {
     let span = |slice: &QuerySlice| {
         assert!(slice.first.is_multiple_of(KEYS_PER_BLOCK), "a slice starts at {}, inside a block", slice.first);
         kernel_span(&Span { start: slice.row, length: slice.length }, slice.first, starts[slice.document])
     };
-    tiles(&slices.into_iter().map(span).collect::<Vec<_>>())
+    tiles(&slices.iter().map(span).collect::<Vec<_>>())
 }
 
 /// The blocks of the keys of `here`, slices of the pass, each with the tiles that see any of them, those with the most tiles first; and
 /// the tiles of `queries`, all slices of the same documents, ascending by document and position.
 fn keys_and_tiles(plan: &AttentionPlan, here: &[QuerySlice], queries: &[QuerySlice]) -> (Vec<AttentionKeys>, Vec<AttentionSpan>) {
-    let (mut tiles, mut of_document) = (Vec::new(), vec![0..0; plan.tables.len()]);
+    let (starts, mut tiles, mut of_document) = (table_starts(plan), Vec::new(), vec![0..0; plan.tables.len()]);
     for slices in queries.chunk_by(|a, b| a.document == b.document) {
         let start = tiles.len();
-        tiles.extend(slice_tiles(plan, slices));
+        tiles.extend(slice_tiles(slices, &starts));
         of_document[slices[0].document] = start..tiles.len();
     }
     let mut keys = Vec::new();
@@ -57,6 +56,11 @@ fn keys_and_tiles(plan: &AttentionPlan, here: &[QuerySlice], queries: &[QuerySli
             let (first, row, length) = (first + offset, row + offset, (length - offset).min(KEYS_PER_BLOCK));
             let block = plan.tables[document][first / KEYS_PER_BLOCK] as usize;
             let first_tile = seeing.start + tiles[seeing.clone()].partition_point(|tile| (tile.past as usize) < first);
+            let own = tiles[first_tile..seeing.end].first();
+            assert!(
+                own.is_some_and(|tile| tile.past as usize == first),
+                "keys at {first} of document {document} lack their queries"
+            );
             let numbers = [block, first, row, length, first_tile, seeing.end].map(|number| narrow([number])[0]);
             let [block, first, row, length, first_tile, end_tile] = numbers;
             keys.push(AttentionKeys { block, first, row, length, first_tile, end_tile });
@@ -64,11 +68,6 @@ fn keys_and_tiles(plan: &AttentionPlan, here: &[QuerySlice], queries: &[QuerySli
     }
     keys.sort_by_key(|keys| Reverse(keys.end_tile - keys.first_tile));
     (keys, tiles)
-}
-
-/// Numbers of a row of exchanged queries.
-fn query_numbers(heads: Heads, range: &Range<usize>) -> usize {
-    AttentionPlan::query_numbers(range.len() * heads.group(), heads.head_dim)
 }
 
 impl CudaDevice {
@@ -81,7 +80,7 @@ impl CudaDevice {
 
     /// Uploads the tiles of all slices; `(where, how many)`.
     fn block_tiles(&self, plan: &AttentionPlan) -> (Address, usize) {
-        let tiles = longest_first(slice_tiles(plan, &plan.slices));
+        let tiles = longest_first(slice_tiles(&plan.slices, &table_starts(plan)));
         (self.tables().upload(Table::BlockTiles, &tiles), tiles.len())
     }
 
@@ -172,7 +171,7 @@ impl CudaDevice {
         plan: &AttentionPlan,
         queries: &mut Buffer,
     ) {
-        let (rows, pitch) = (narrow(plan.contributed_rows()), query_numbers(heads, &range));
+        let (rows, pitch) = (narrow(plan.contributed_rows()), AttentionPlan::query_numbers(heads, &range));
         let own = (plan.queries.own * pitch * size_of::<u16>()) as Address;
         let arguments = WriteSharedQueries {
             from: self.own_queries(attended, heads, &range, plan.rows()),
@@ -200,13 +199,11 @@ impl CudaDevice {
         let rows = plan.rows();
         let blocks = blocks.bf16(numbers(plan, heads, &range));
         let drotated = drotated.bf16(rows * heads.projected_width());
-        let (whole, shared): (Vec<_>, Vec<_>) = [false, true].map(|shared| plan.slices_of(shared).copied().collect()).into();
-        let key_gradients = |tables: [Table; 2], queries: QueryRows, here: &[QuerySlice], slices: &[QuerySlice]| {
-            let (keys, tiles) = keys_and_tiles(plan, here, slices);
+        let key_gradients = |keys: (Table, &[AttentionKeys]), tiles: (Table, &[AttentionSpan]), queries: QueryRows| {
             let arguments = AttentionBackwardKeys {
                 queries,
-                keys: self.tables().upload(tables[0], &keys),
-                tiles: self.tables().upload(tables[1], &tiles),
+                keys: self.tables().upload(keys.0, keys.1),
+                tiles: self.tables().upload(tiles.0, tiles.1),
                 blocks,
                 drotated,
                 heads: head_range(heads, &range),
@@ -214,12 +211,16 @@ impl CudaDevice {
                 reserved: 0,
             };
             let kernel = format!("attention_backward_keys_d{}", heads.head_dim);
-            self.kernels().launch(&kernel, [keys.len(), range.len(), 1], &arguments);
+            self.kernels().launch(&kernel, [keys.1.len(), range.len(), 1], &arguments);
         };
+        let whole: Vec<QuerySlice> = plan.whole_slices().copied().collect();
+        let (keys, tiles) = keys_and_tiles(plan, &whole, &whole);
         let own = self.own_queries(attended, heads, &range, rows);
-        key_gradients([Table::WholeKeys, Table::WholeTiles], own, &whole, &whole);
+        key_gradients((Table::WholeKeys, &keys), (Table::WholeTiles, &tiles), own);
+        let shared: Vec<QuerySlice> = plan.shared_slices().copied().collect();
+        let (keys, tiles) = keys_and_tiles(plan, &shared, &plan.queries.slices);
         let exchanged = self.exchanged_queries(queries, heads, &range, plan);
-        key_gradients([Table::SharedKeys, Table::SharedTiles], exchanged, &shared, &plan.queries.slices);
+        key_gradients((Table::SharedKeys, &keys), (Table::SharedTiles, &tiles), exchanged);
 
         let AttendedRows { rotated, doutput, log_sum_exp, delta } = attended;
         let (tiles, count) = self.block_tiles(plan);
@@ -242,7 +243,7 @@ impl CudaDevice {
 
     /// The rows that all ranks contributed, which hold the query heads of the range alone.
     fn exchanged_queries(&self, queries: &Buffer, heads: Heads, range: &Range<usize>, plan: &AttentionPlan) -> QueryRows {
-        let (query_heads, pitch) = (range.len() * heads.group(), query_numbers(heads, range));
+        let (query_heads, pitch) = (range.len() * heads.group(), AttentionPlan::query_numbers(heads, range));
         let rows = plan.queries.slices.iter().map(|slice| slice.row + slice.length).max().unwrap_or(0);
         let start = queries.bf16(rows * pitch);
         let doutputs = start + (query_heads * heads.head_dim * size_of::<u16>()) as Address;

@@ -154,7 +154,7 @@ pub fn write_key_blocks(length: usize, heads: Heads) -> Minimum {
 pub fn write_shared_queries(rows: usize, heads: Heads) -> Minimum {
     let statistics = 2 * f32(rows * heads.query_heads);
     let read = 2 * bf16(rows * heads.query_width()) + statistics;
-    let written = bf16(rows * AttentionPlan::query_numbers(heads.query_heads, heads.head_dim));
+    let written = bf16(rows * AttentionPlan::query_numbers(heads, &(0..heads.key_value_heads)));
     Minimum::of([("read", read), ("written", written), ("row numbers", indices(rows))])
 }
 /// Keys of the pages that hold `keys`.
