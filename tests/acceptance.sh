@@ -29,23 +29,29 @@ print(code, round(time.monotonic() - start, 1), peak)
 PY
 }
 
-# Compares two runs: weights, summary and metrics but for times.
+# same_result WHAT LEFT RIGHT: two runs have the same weights, summary and metrics, but for times.
 same_result() {
-  python3 - "$1" "$2" <<'PY'
+  local weights
+  weights=$(python3 - "$2" "$3" <<'PY'
 import json, sys
+def timeless(value):
+    if isinstance(value, dict):
+        return {key: timeless(of) for key, of in value.items() if key not in ("seconds", "speed")}
+    return [timeless(of) for of in value] if isinstance(value, list) else value
 def result(folder):
     summary = json.load(open(f"{folder}/summary.json"))
     metrics = [json.loads(line) for line in open(f"{folder}/metrics.jsonl")]
-    for item in [summary, *metrics]:
-        item.pop("seconds", None)
-    return summary, metrics
+    return timeless(summary), timeless(metrics)
 left, right = map(result, sys.argv[1:])
 assert left[0]["weights_sha256"] == right[0]["weights_sha256"], "weights differ"
-for a, b in zip(*(r[1] for r in (left, right))):
-    assert a == b, f"metrics differ: {a} {b}"
+assert len(left[1]) == len(right[1]), f"{len(left[1])} and {len(right[1])} lines of metrics"
+for a, b in zip(left[1], right[1]):
+    assert a == b, f"metrics differ: {({key: (a.get(key), b.get(key)) for key in {*a, *b} if a.get(key) != b.get(key)})}"
 assert left == right, "results differ"
 print(left[0]["weights_sha256"])
 PY
+  ) || broken "$1: $2 and $3 differ"
+  held "$1: $weights"
 }
 
 build() {
@@ -87,9 +93,9 @@ PY
   done
   rm -rf "$work/again" "$work/one-thread"
   "$learner" -q --seed 0 --out "$work/again" > /dev/null
-  held "the same seed twice: $(same_result "$work/seed-0" "$work/again")"
+  same_result "the same seed twice" "$work/seed-0" "$work/again"
   "$learner" -q --seed 0 --set run.threads=1 --out "$work/one-thread" > /dev/null
-  held "one thread and two: $(same_result "$work/seed-0" "$work/one-thread")"
+  same_result "one thread and two" "$work/seed-0" "$work/one-thread"
 }
 
 killed() {
@@ -104,7 +110,7 @@ killed() {
     wait $pid 2> /dev/null || true
   done
   "$learner" -q --recipe smoke --resume --out "$work/killed" > /dev/null
-  held "killed 50 times and resumed: $(same_result "$work/whole" "$work/killed")"
+  same_result "killed 50 times and resumed" "$work/whole" "$work/killed"
 }
 
 # Starts one of two nodes on loopback in the background: two_nodes RANK OUT [FLAG...].
@@ -137,7 +143,7 @@ killed_ranks() {
   two_nodes 0 "$work/killed-2" --resume; first=$!
   two_nodes 1 "$work/killed-2" --resume; second=$!
   wait $first && wait $second || broken "two ranks, killed 10 times, do not go on"
-  held "one of two ranks killed 10 times, both resumed: $(same_result "$work/whole-2" "$work/killed-2")"
+  same_result "one of two ranks killed 10 times, both resumed" "$work/whole-2" "$work/killed-2"
 }
 
 real_model() {

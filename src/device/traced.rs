@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::attention_plan::AttentionPlan;
 use super::ops::{
-    AdamWStep, AttendedRows, AttentionPlan, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation,
-    RotationGradients, Scores, Span,
+    AdamWStep, AttendedRows, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients,
+    Scores, Span,
 };
 use super::peaks::Peaks;
 

@@ -178,7 +178,7 @@ impl StepEstimate {
         };
         let work = WorkSeconds::of_slowest(config, &plan, workload, peaks);
         for stage in micro_batch_schedule(config, mesh, &plan, BF16) {
-            estimate.add_stage(&stage, work.of(stage.work), config, mesh, gpu);
+            estimate.add_stage(&stage, work.of(stage.work), config, mesh, gpu, workload.recompute);
         }
         estimate.add_squares(mesh);
         let flops = StepFlops::of(config, &[workload.context], workload.context);
@@ -192,19 +192,31 @@ impl StepEstimate {
         self.compute_seconds + self.exposed_seconds + self.optimizer_seconds
     }
 
-    /// The same stage of every micro-batch.
-    fn add_stage(&mut self, stage: &Stage, compute: f64, config: &ModelConfig, mesh: &Mesh, gpu: &GpuSpecification) {
-        let (mut bytes, mut first_group) = (LinkBytes::default(), 0.0);
+    /// The same stage of every micro-batch. What attention waits for has nothing to run beside: the first group of heads, and all keys and
+    /// values of a backward that has no forward to compute again.
+    fn add_stage(
+        &mut self,
+        stage: &Stage,
+        compute: f64,
+        config: &ModelConfig,
+        mesh: &Mesh,
+        gpu: &GpuSpecification,
+        recompute: bool,
+    ) {
+        let (mut bytes, mut waited) = (LinkBytes::default(), 0.0);
+        let of_first_group = 1.0 / head_groups(config, mesh.context()) as f64;
         for &transfer in &stage.transfers {
             let moved = LinkBytes::of(transfer, mesh);
             bytes.add(moved, 1);
-            if matches!(transfer.collective, Collective::GatherKeysValues | Collective::GatherQueries) {
-                first_group += moved.seconds(gpu) / head_groups(config, mesh.context()) as f64;
-            }
+            waited += match transfer.collective {
+                Collective::GatherKeysValues if stage.work == Work::Backward && !recompute => moved.seconds(gpu),
+                Collective::GatherKeysValues | Collective::GatherQueries => of_first_group * moved.seconds(gpu),
+                _ => 0.0,
+            };
             let payload = self.payload_bytes.entry(transfer.collective.name()).or_default();
             *payload = payload.saturating_add((self.micro_batches as u64).saturating_mul(transfer.payload_bytes(mesh)));
         }
-        let exposed = first_group + (bytes.seconds(gpu) - first_group - compute).max(0.0);
+        let exposed = waited + (bytes.seconds(gpu) - waited - compute).max(0.0);
         self.link_bytes.add(bytes, self.micro_batches as u64);
         self.compute_seconds += self.micro_batches as f64 * compute;
         self.exposed_seconds += self.micro_batches as f64 * exposed;
@@ -445,6 +457,20 @@ mod tests {
         ] {
             assert!(example.contains(&words), "docs/plan.md does not say {words:?}");
         }
+    }
+
+    /// 32,768 tokens of Qwen3-8B on a node, 128 MiB of keys and values a layer: a backward that computes nothing again waits for three groups
+    /// of four more.
+    #[test]
+    fn a_backward_with_no_forward_waits_for_its_keys() {
+        let gpu = GpuSpecification::named("h200").expect("a known GPU");
+        let (config, mesh, peaks) = (named("qwen3-8b"), Mesh::new(1, 8, 8).expect("a mesh"), gpu.peaks().expect("peaks"));
+        let exposed = |recompute: bool| {
+            let workload = Workload { context: 32_768, sequences: 1, engine_sequences: 0, recompute };
+            StepEstimate::of(&config, &mesh, &gpu, &peaks, &workload).exposed_seconds
+        };
+        let more = 36.0 * 0.75 * (128u64 << 20) as f64 * 7.0 / 8.0 / gpu.nvlink;
+        assert!((exposed(false) - exposed(true) - more).abs() < 1e-6, "{} and {more}", exposed(false) - exposed(true));
     }
 
     /// More nodes at the same work per GPU never come cheaper, and a faster network never hurts.

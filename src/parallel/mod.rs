@@ -4,7 +4,7 @@
 //! mesh                 numbers the ranks: data parallel x context parallel
 //! ranks, links, world  what the ranks say to each other on the host, and how buffers travel; `host_links` carries them over the host, `nccl` over NCCL
 //! sharding             cuts tensors (ZeRO-3) and lists the collectives of a micro-batch
-//! context              cuts sequences
+//! context              cuts sequences; `context_shard`: one rank's part, and where its attention finds those of others
 //! sharded              the model over a world, from `sharded_parameters` and `context_exchange`, which implement what passes ask for
 //! deal                 which replica computes which micro-batch
 //! memory, estimate     what a rank holds and how long a step should take; `layouts`: which grid is best; `servers`: what sampling on servers takes
@@ -15,6 +15,7 @@
 
 mod context;
 mod context_exchange;
+mod context_shard;
 mod deal;
 mod estimate;
 mod host_links;
@@ -31,7 +32,8 @@ mod sharded_parameters;
 mod sharding;
 mod world;
 
-pub use context::{ContextPlan, ContextShard, Slice, pairs_per_token};
+pub use context::{ContextPlan, Slice, pairs_per_token};
+pub use context_shard::ContextShard;
 pub use deal::deal;
 pub use estimate::{
     ATTENTION_BACKWARD_SHARE, ATTENTION_FORWARD_SHARE, GpuSpecification, LinkBytes, MATRIX_SHARE, MEMORY_SHARE, RESERVED_BYTES,

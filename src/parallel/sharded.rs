@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use super::context::{ContextPlan, ContextShard, pairs_per_token};
+use super::context::{ContextPlan, pairs_per_token};
 use super::context_exchange::{ContextExchange, gather_scores, head_groups, own_cotangents};
+use super::context_shard::ContextShard;
 use super::sharded_parameters::{Held, ShardedParameters};
 use super::sharding::TensorShards;
 use super::world::World;

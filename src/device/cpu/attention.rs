@@ -10,7 +10,8 @@ use super::kernel::{Block, Mode, PANEL, multiply};
 use super::key_blocks::{self, BlockShape, Part};
 use super::parallel::{Shared, for_each, with_scratch};
 use super::simd::{InstructionSet, LANES, exp, fold_lanes, maximum, vectorised};
-use crate::device::ops::{AttentionPlan, Heads, Span};
+use crate::device::attention_plan::AttentionPlan;
+use crate::device::ops::{Heads, Span};
 
 /// Keys and values of one sequence at one layer.
 #[derive(Clone, Debug)]

@@ -8,7 +8,8 @@ use super::key_blocks::{self, BlockShape, Document, Part, QueryRows};
 use super::parallel::{Shared, for_each, for_row_blocks, with_scratch};
 use super::simd::{InstructionSet, dot, exp, vectorised};
 use crate::device::CpuDevice;
-use crate::device::ops::{AttendedRows, AttentionPlan, Heads, KEYS_PER_BLOCK, QuerySlice};
+use crate::device::attention_plan::{AttentionPlan, KEYS_PER_BLOCK, QuerySlice};
+use crate::device::ops::{AttendedRows, Heads};
 
 /// Keys of a tile of scores: whole blocks.
 const TILE_KEYS: usize = 4 * KEYS_PER_BLOCK;

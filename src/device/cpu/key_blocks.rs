@@ -8,7 +8,8 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use super::kernel::PANEL;
 use super::parallel::for_row_blocks;
 use crate::device::CpuDevice;
-use crate::device::ops::{AttendedRows, AttentionPlan, Heads, KEYS_PER_BLOCK, QuerySlice};
+use crate::device::attention_plan::{AttentionPlan, KEYS_PER_BLOCK, QuerySlice};
+use crate::device::ops::{AttendedRows, Heads};
 
 /// Which half of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

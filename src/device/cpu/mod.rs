@@ -17,9 +17,9 @@ pub mod simd;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::attention_plan::AttentionPlan;
 use super::ops::{
-    AdamWStep, AttendedRows, AttentionPlan, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores,
-    Span,
+    AdamWStep, AttendedRows, Cotangents, Device, Heads, LinearWeights, Role, Rotation, RotationGradients, Scores, Span,
 };
 pub use attention::KeyValues;
 use gemm::PackedWeights;

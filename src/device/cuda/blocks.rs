@@ -11,7 +11,8 @@ use super::arguments::{
 use super::attention::{head_range, kernel_span, longest_first, scale, tiles};
 use super::buffers::Buffer;
 use super::indices::{Table, narrow};
-use crate::device::ops::{AttendedRows, AttentionPlan, Heads, KEYS_PER_BLOCK, QuerySlice, Span};
+use crate::device::attention_plan::{AttentionPlan, KEYS_PER_BLOCK, QuerySlice};
+use crate::device::ops::{AttendedRows, Heads, Span};
 
 // A block is a page, and a tile of queries has the rows of one block.
 const _: () = assert!(KEYS_PER_BLOCK == KEYS_PER_PAGE);
@@ -263,7 +264,7 @@ impl CudaDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::ops::SharedQueries;
+    use crate::device::attention_plan::SharedQueries;
 
     /// Two documents of 3 and 2 blocks, the first shared: here are its first and last block and all of the second.
     #[test]

@@ -47,9 +47,10 @@ pub use nccl::{Communicator, CommunicatorError, Moment, Request, SharedCall, ncc
 pub use opening::kernel_images;
 pub use pages::PagedKeyValues;
 
+use super::attention_plan::AttentionPlan;
 use super::ops::{
-    AdamWStep, AttendedRows, AttentionPlan, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation,
-    RotationGradients, Scores, Span,
+    AdamWStep, AttendedRows, Cotangents, Device, Heads, LinearWeights, MemoryUse, ModelSizes, Role, Rotation, RotationGradients,
+    Scores, Span,
 };
 use super::peaks::Peaks;
 use super::traced::Ranges;

@@ -6,7 +6,8 @@
 
 use super::arguments::{AttentionSpan, KEYS_PER_PAGE};
 use super::{optimizer, rows};
-use crate::device::ops::{AttentionPlan, Heads};
+use crate::device::attention_plan::AttentionPlan;
+use crate::device::ops::Heads;
 
 const BF16: u64 = 2;
 const F32: u64 = 4;
