@@ -338,6 +338,29 @@ fn untied_embeddings_have_gradients_of_their_own() {
     check(&qwen3(false), &[130, 260], &[3], &[2]);
 }
 
+/// The gradient of an embedding that one token looks up is what flowed back to that token, through all layers: no sum hides a bit.
+#[test]
+fn what_flows_back_to_a_token_has_the_bits_of_one_rank() {
+    let config = ModelConfig { layers: 3, ..qwen3(false) };
+    let lengths = [700, 130, 260];
+    let mut batch = batch(&lengths);
+    // The last 13 ids stand once each, some in every document and chunk.
+    batch.ids.iter_mut().for_each(|id| *id %= 40);
+    for (place, id) in (40..53).enumerate() {
+        batch.ids[place * 83] = id;
+    }
+    let looked_up = |found: &Found| -> Vec<u32> {
+        let rows = &found.gradients["model.embed_tokens.weight"][40 * config.hidden..];
+        rows.iter().map(|value| value.to_bits()).collect()
+    };
+    let one = on_one_rank(&config, &batch, false);
+    assert!(one.gradients["model.embed_tokens.weight"][40 * config.hidden..].iter().all(|value| *value != 0.0));
+    for ranks in [2, 3, 4, 8] {
+        let found = on_ranks(&config, &batch, ranks, 2, false);
+        assert_eq!(looked_up(&found), looked_up(&one), "{ranks} ranks");
+    }
+}
+
 /// One short document: all ranks but one only take part.
 #[test]
 fn ranks_without_tokens_make_the_same_calls() {
