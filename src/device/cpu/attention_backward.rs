@@ -54,7 +54,6 @@ struct Matrices {
 }
 
 /// Overwrites the query, key and value columns of `shape`'s heads in `drotated`. `exchanged` are the queries of shared documents.
-#[allow(clippy::too_many_arguments)]
 pub fn backward(
     set: InstructionSet,
     rows: AttendedRows<'_, CpuDevice>,
